@@ -6,6 +6,9 @@ JS := tests/clients/js
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq)
 
+PYTEST := $(BIN)/python -m pytest -p tests.support.progress -o console_output_style=classic \
+  -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 # Tests start many processes, each of which would compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -15,7 +18,7 @@ demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -16,32 +16,49 @@ import trustme
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from shardgate import demo
-from tests.storage.faulty import FaultyServer
 from tests.support.adapters import adapt
 from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake_gcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS, running
+from tests.support.storage.faulty import FaultyServer
 
 _TESTS: Final = Path(__file__).parent
-_FIRST: Final = (_TESTS, _TESTS / "viewers")
+_ORDER: Final = (
+    "viewers", "", "clients", "deploy", "faults", "attacks", "http", "storage", "observability",
+    "icechunk", "formats", "survey", "support", "benchmarks", "write", "read",
+)  # fmt: skip
+"""Folders of tests, those with the slowest files first."""
 _YOUNG_OBJECTS: Final = 5_000
+_SLOW_WORKERS: Final = 2
 _TOGETHER: Final = ("tests/clients", "tests/clients/icechunk", "tests/clients/precomputed")
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Schedules files together, and folders whose data take long to write."""
+    """Schedules files together, and folders whose data take long to write.
+
+    Two workers begin with the slowest files, so that none is left alone with one at the end. A
+    third one begins with the quickest: they find most mistakes within seconds.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self.nodes.index(node) >= _SLOW_WORKERS:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
+        file = nodeid.partition("::")[0]
         folder = file.rpartition("/")[0]
         return folder if folder in _TOGETHER else file
 
 
-def turn(item: pytest.Item) -> bool:
-    """Sort files of the whole service and of browsers first, as some take a minute alone."""
-    return item.path.parent not in _FIRST
+def turn(item: pytest.Item) -> int:
+    """Return the rank of the folder of a test."""
+    first, _, rest = str(item.path.relative_to(_TESTS)).partition("/")
+    folder = first if rest else ""
+    return _ORDER.index(folder) if folder in _ORDER else 0
 
 
 settings.register_profile("untimed", settings(), deadline=None)
@@ -55,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slowest files."""
+    """Sort the slowest folders first."""
     items.sort(key=turn)
 
 

@@ -20,14 +20,14 @@ import pytest
 import tensorstore
 
 from shardgate import demo
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr import draft as transformer
-from tests.formats.zarr.building import array_metadata, sharding
-from tests.storage.faulty import FaultyServer
 from tests.support.commands import run, running
 from tests.support.files import write_files
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr import draft as transformer
+from tests.support.formats.zarr.building import array_metadata, sharding
 from tests.support.processes import environ
+from tests.support.storage.faulty import FaultyServer
 from tests.support.zipped import zipped
 
 HEAVY = {

@@ -15,7 +15,7 @@ from shardgate.concurrency import (
     run_in_thread,
     take,
 )
-from tests.read.stores import settle
+from tests.support.read.stores import settle
 
 
 async def test_gathered_results_are_in_order() -> None:

@@ -19,15 +19,12 @@ from typer.main import get_command
 from shardgate.cli import app
 from shardgate.configuration import load
 from shardgate.http.problems import STATUS
-from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import TABLES, Settings
 from shardgate.storage.memory import MemoryStore
+from tests.support.documents import DOCUMENTS, PAGES, ROOT, blocks
 from tests.support.resolving import reading
-
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = "\n".join(page.read_text("utf-8") for page in PAGES)
+from tests.support.serving import client_of
 
 
 def spelled_default(field: FieldInfo) -> str:
@@ -56,11 +53,6 @@ def settings_rows() -> list[str]:
         for section, table in TABLES.items()
         for name, field in table.model_fields.items()
     ]
-
-
-def blocks(language: str) -> list[str]:
-    """Return the fenced blocks of *language*."""
-    return re.findall(rf"```{language}\n(.*?)```", DOCUMENTS, re.DOTALL)
 
 
 def test_settings_table_matches_the_settings() -> None:
@@ -123,8 +115,8 @@ def test_documented_commands_match_the_program() -> None:
 def test_documented_routes_match_openapi() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))
-    service: Any = create_app(Settings()).app.app
-    paths = set(service._api.openapi()["paths"])
+    with client_of(Settings()) as client:
+        paths = set(client.get("/openapi.json").json()["paths"])
 
     assert paths <= routes
     assert {route for route in routes if route.startswith(("/api", "/healthz", "/ready"))} <= paths

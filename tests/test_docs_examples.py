@@ -21,9 +21,9 @@ from packaging.version import Version
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support import commands
+from tests.support.documents import ROOT, blocks, program
 from tests.support.processes import environ
 from tests.support.serving import serving
-from tests.test_docs import ROOT, blocks
 
 _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
@@ -32,13 +32,6 @@ _ELSEWHERE: Final = ("# write.py", "# read.py", "# many.py", "app.mount(", "clas
 _HERE: Final = ("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect")
 _FROM_NPM: Final = {"zarrita": "zarrita", "OpenLayers": "ol"}
 """Clients in the table of clients, and their packages."""
-
-
-def program(page: str, containing: str) -> str:
-    """Return the Python block of *page* that contains a text."""
-    text = (ROOT / page).read_text("utf-8")
-    (found,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if containing in b]
-    return str(found)
 
 
 def test_each_program_in_the_documents_is_run() -> None:

@@ -18,12 +18,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.attacks.raw import exchange
-from tests.formats.zarr.building import build
-from tests.storage.listening import Handler, Listener
+from tests.support.attacks.raw import exchange
 from tests.support.commands import running
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import build
 from tests.support.processes import ROOT, environ
+from tests.support.storage.listening import Handler, Listener
 
 TOKEN: Final = "token-of-ana"
 CHUNKS: Final = {"c/0/0": b"0123456789", "c/0/1": b"another", "c/1/1": b"more"}

@@ -11,12 +11,13 @@ import httpx
 import pytest
 
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 from tests.support.clocks import AdvancedClock, advanced_clock
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import EMPTY, build, chunk_bytes, encode_index
+from tests.support.records import replaced
 from tests.support.serving import client_of
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
 
 
 class Container(NamedTuple):
@@ -46,9 +47,9 @@ PRECOMPUTED = Container(
     {"info": None, "shard index": "info", "minishard index": OTHER_MINISHARD, "chunk": NEIGHBOUR},
     ABSENT,
 )
-OLD = PRECOMPUTED._replace(build=partial(precomputed.build, old=True))
-GZIP = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=precomputed.GZIP_DATA))
-RAW = PRECOMPUTED._replace(build=partial(precomputed.build, sharding=RAW_SHARDING))
+OLD = replaced(PRECOMPUTED, build=partial(precomputed.build, old=True))
+GZIP = replaced(PRECOMPUTED, build=partial(precomputed.build, sharding=precomputed.GZIP_DATA))
+RAW = replaced(PRECOMPUTED, build=partial(precomputed.build, sharding=RAW_SHARDING))
 SERVICES = {
     "s3": ("s3", ZARR),
     "http": ("http", ZARR),

@@ -28,11 +28,11 @@ from pydantic import SecretStr
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
-from tests.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
-from tests.storage.listening import Handler, Listener
+from tests.support.documents import program
+from tests.support.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
 from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
-from tests.test_docs_examples import program
+from tests.support.storage.listening import Handler, Listener
 
 _BROWSER: Final = """#!{python}
 import html, re, sys, httpx

@@ -30,7 +30,8 @@ from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import decode_session
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.formats.icechunk.building import (
+from tests.support.files import write_files
+from tests.support.formats.icechunk.building import (
     MANIFEST,
     REPO_INFO,
     SNAPSHOT,
@@ -40,7 +41,7 @@ from tests.formats.icechunk.building import (
     header,
     payload,
 )
-from tests.formats.icechunk.building_repo import (
+from tests.support.formats.icechunk.building_repo import (
     FIRST,
     U8,
     U64,
@@ -49,8 +50,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     transaction_log,
 )
-from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, build
-from tests.support.files import write_files
+from tests.support.formats.neuroglancer_precomputed.case import GZIP_DATA, build
 from tests.support.serving import client_of
 
 ALLOWED: Final = ByteSize(2**20)

@@ -17,7 +17,7 @@ import pytest
 
 from shardgate.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
-from tests.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
+from tests.support.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.serving import serving
 
@@ -79,7 +79,7 @@ def test_thousands_of_idle_connections_take_little_memory(gateway: Gateway) -> N
 def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> None:
     """When file descriptors run out, a new connection closes the longest idle one."""
     url = gateway.url
-    resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4) as opened:
         opened[0].sendall(KEPT)
         assert statuses(opened[0].recv(65536)) == [200]
@@ -94,7 +94,7 @@ def test_longest_idle_connection_gives_way_to_a_new_one(gateway: Gateway) -> Non
 def test_connection_is_refused_with_503_when_none_is_idle(gateway: Gateway) -> None:
     """When file descriptors run out and no connection is idle, a new one gets 503."""
     url = gateway.url
-    resource.prlimit(gateway._pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with idle(url, FEW_FILES * 3 // 4, LAST[:-2]) as first:
         received = exchange(url)
         first[0].sendall(b"\r\n")
@@ -116,7 +116,7 @@ def test_concurrent_bodies_take_bounded_memory(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(put, range(16)))
-        status = Path(f"/proc/{running._pid}/status").read_text()
+        status = Path(f"/proc/{running.pid}/status").read_text()
 
     (peak,) = map(int, re.findall(r"VmHWM:\s+(\d+) kB", status))
     assert 200 in answers

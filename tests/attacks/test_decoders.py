@@ -62,11 +62,11 @@ from shardgate.icechunk.sessions.document import (
 from shardgate.model import ByteRange
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
 from shardgate.storage.refusals import parse_document
-from tests.attacks.mutating import Change, at_random, changes
-from tests.formats.kerchunk.sets import write_parquet
-from tests.formats.zarr.building import array_metadata, sharding
-from tests.formats.zip.archives import Entry, archive
 from tests.support import repositories
+from tests.support.attacks.mutating import Change, at_random, changes
+from tests.support.formats.kerchunk.sets import write_parquet
+from tests.support.formats.zarr.building import array_metadata, sharding
+from tests.support.formats.zip.archives import Entry, archive
 from tests.support.payloads import references
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document

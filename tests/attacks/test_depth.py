@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr import draft
-from tests.formats.zarr.building import array_metadata, regular, sharding
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr import draft
+from tests.support.formats.zarr.building import array_metadata, regular, sharding
 from tests.support.processor import processor_time_below
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document

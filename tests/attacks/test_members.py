@@ -15,9 +15,9 @@ from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.kerchunk import changing as sets
-from tests.formats.members import Opened
-from tests.formats.zip import changing as archives
+from tests.support.formats.kerchunk import changing as sets
+from tests.support.formats.members import Opened
+from tests.support.formats.zip import changing as archives
 from tests.support.processor import processor_time_below
 
 ROOT: Final = ObjectRef("memory://bucket", "")

@@ -12,11 +12,11 @@ import pytest
 
 from shardgate.icechunk.sessions.document import ChangedNode, decode_session, encode_session
 from shardgate.settings import DatasetSettings, Settings
-from tests.attacks.mutating import peak_growth
-from tests.formats.icechunk.building_repo import Repo, ref
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import array_metadata, consolidated, sharding
+from tests.support.attacks.mutating import peak_growth
+from tests.support.formats.icechunk.building_repo import Repo, ref
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import array_metadata, consolidated, sharding
 from tests.support.processor import processor_time_below
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document

@@ -23,9 +23,10 @@ import shardgate
 from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings
+from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
-from tests.attacks.mutating import Change, at_random, changes, peak_growth
-from tests.formats.test_conformance import CASES
+from tests.support.attacks.mutating import Change, at_random, changes, peak_growth
+from tests.support.formats.cases import CASES
 from tests.support.processor import processor_time_below
 from tests.support.sessions import GROUP, array_document
 
@@ -33,6 +34,7 @@ ANSWERS: Final = {200, 201, 204, 206, 307, 400, 403, 404, 405, 409, 412, 415, 42
 """Documented statuses without 500, and without 504, since no store here is slow."""
 PLAIN: Final = {"accept-encoding": "identity"}
 """Makes the service decompress stored gzip chunks."""
+BUCKET: Final = "memory://bucket"
 MOST_S: Final = 5
 MOST_BYTES: Final = 512 * 1024**2
 ROUTES: Final = ("branches", "tags", "history", "operations", "status", "sessions")
@@ -85,13 +87,25 @@ async def in_session() -> Container:
             assert (await client.put(f"/any/{prefix}/{key}", content=body)).is_success
             chunks[f"{prefix}/{key}"] = body
         await client.delete(f"/any/{prefix}/a/c/0")
-    objects = {ref.key: found.data for ref, found in store._objects.items()}
+    objects = {ref.key: await data_of(store, ref) for ref in await refs_in(store)}
     return Container("icechunk session", objects, chunks)
+
+
+async def refs_in(store: MemoryStore) -> list[ObjectRef]:
+    """Return the names of all objects."""
+    return [each.ref async for each in store.list(ObjectRef(BUCKET, ""))]
+
+
+async def data_of(store: MemoryStore, ref: ObjectRef) -> bytes:
+    """Return the bytes of an object."""
+    found = await store.get(ref)
+    assert isinstance(found, Found)
+    return found.data
 
 
 def serving(store: MemoryStore) -> httpx.AsyncClient:
     """Return a client that calls the service without a server between."""
-    settings = Settings(datasets={"any": DatasetSettings(url="memory://bucket", writable=True)})
+    settings = Settings(datasets={"any": DatasetSettings(url=BUCKET, writable=True)})
     gateway = create_app(settings, wrap=lambda _: store)
     transport = httpx.ASGITransport(gateway)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=PLAIN)
@@ -113,9 +127,10 @@ class Service:
         """Send all kinds of requests for *objects*."""
         self._number += 1
         prefix = f"n{self._number}"
-        self._store._objects.clear()
+        for ref in self._runner.run(refs_in(self._store)):
+            self._store.remove(ref)
         for key, data in objects.items():
-            self._store.place(ObjectRef("memory://bucket", f"{prefix}/{key}"), data)
+            self._store.place(ObjectRef(BUCKET, f"{prefix}/{key}"), data)
         self._runner.run(self._ask(requests(prefix, objects, chunks)))
 
     async def _ask(self, asked: list[Request]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shardgate.formats.kerchunk.parquet_set import decode_table, memory_nbytes
 from shardgate.formats.reading import DecodeError
-from tests.formats.kerchunk import thrift
+from tests.support.formats.kerchunk import thrift
 from tests.support.processor import processor_time_below
 
 MOST = 2**20

@@ -6,66 +6,10 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.attacks.raw import connect, exchange, heard, statuses
-from tests.storage.faulty import FaultyServer
+from tests.support.attacks.raw import connect, exchange, heard, statuses
+from tests.support.attacks.smuggling import CHUNKED, GET, LAST, UNCLEAR
 from tests.support.serving import serving
-
-PUT = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\n"
-GET = b"GET /any/there HTTP/1.1\r\nHost: x\r\n"
-LAST = b"GET /any/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-"""Answered with 404 if it is understood as a request."""
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
-
-UNCLEAR = {
-    "both lengths": PUT + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
-    "both lengths, turned": PUT + CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-    "both lengths of a GET": GET + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
-    "two lengths": PUT + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-    "one length twice": PUT + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
-    "a list of lengths": PUT + b"Content-Length: 5, 5\r\n\r\nhello",
-    "a sign": PUT + b"Content-Length: +5\r\n\r\nhello",
-    "a negative length": PUT + b"Content-Length: -5\r\n\r\nhello",
-    "a hexadecimal length": PUT + b"Content-Length: 0x5\r\n\r\nhello",
-    "a length in two parts": PUT + b"Content-Length: 5 5\r\n\r\nhello",
-    "an empty length": PUT + b"Content-Length: \r\n\r\nhello",
-    "a length beyond 2^64": PUT + b"Content-Length: 18446744073709551621\r\n\r\nhello",
-    "a space before a colon": PUT + b"Content-Length : 5\r\n\r\nhello",
-    "a chunk that is no number": PUT + CHUNKED + b"\r\nzz\r\nhello\r\n0\r\n\r\n",
-    "a chunk with 0x": PUT + CHUNKED + b"\r\n0x5\r\nhello\r\n0\r\n\r\n",
-    "a chunk beyond 2^64": PUT + CHUNKED + b"\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n",
-    "a chunk without its end": PUT + CHUNKED + b"\r\n5\r\nhelloX0\r\n\r\n",
-    "a newline in a chunk's extension": PUT + CHUNKED + b"\r\n5;a\nb\r\nhello\r\n0\r\n\r\n",
-    "chunks with bare newlines": PUT + CHUNKED + b"\r\n5\nhello\n0\n\n",
-    "bad chunks of a GET": GET + CHUNKED + b"\r\nzz\r\n",
-    "chunked first": PUT + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
-    "chunked twice": PUT + CHUNKED + CHUNKED + b"\r\n0\r\n\r\n",
-    "another coding": PUT + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "another coding of a GET": GET + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "a tab before a coding": PUT + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
-    "identity": PUT + b"Transfer-Encoding: identity\r\n\r\n",
-    "a folded header": GET + b"X-A: b\r\n c\r\n\r\n",
-    "a folded coding": PUT + b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "a fold first": b"GET /any/there HTTP/1.1\r\n Host: x\r\n\r\n",
-    "bare newlines": b"GET /any/there HTTP/1.1\nHost: x\n\n",
-    "a bare return": GET + b"X-A: b\rTransfer-Encoding: chunked\r\n\r\n",
-    "NUL in a value": GET + b"X-A: b\0c\r\n\r\n",
-    "NUL in a name": GET + b"X\0A: b\r\n\r\n",
-    "NUL in the target": b"GET /any/th\0ere HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a header without a colon": GET + b"hello\r\n\r\n",
-    "a header without a name": GET + b": b\r\n\r\n",
-    "a space in a name": GET + b"X A: b\r\n\r\n",
-    "no Host": b"GET /any/there HTTP/1.1\r\n\r\n",
-    "two Hosts": GET + b"Host: y\r\n\r\n",
-    "one Host twice": GET + b"Host: x\r\n\r\n",
-    "a target of an authority": b"CONNECT other:443 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a target without a path": b"GET http://other HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a target with a query only": b"GET http://other?x HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a target that is not ASCII": b"GET /any/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
-    "another version": b"GET /any/there HTTP/1.2\r\nHost: x\r\n\r\n",
-    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "an upgrade with a body": PUT
-    + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
-}
+from tests.support.storage.faulty import FaultyServer
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from shardgate.formats.icechunk.snapshot import SnapshotDecoder
 from shardgate.formats.kerchunk.json_set import decode_json_set
 from shardgate.formats.kerchunk.parquet_set import decode_table
 from shardgate.formats.reading import StepBudget, StepsError
-from tests.formats.icechunk import building
-from tests.formats.kerchunk import thrift
+from tests.support.formats.icechunk import building
+from tests.support.formats.kerchunk import thrift
 from tests.support.processor import processor_time_below
 
 MOST: Final = 2**27

@@ -13,7 +13,7 @@ from typing import Final
 from shardgate.formats.zip.layout import Zip, ZipLayout
 from shardgate.model import ObjectRef
 from shardgate.read.perform import DirectFetch
-from tests.read.stores import WatchedStore
+from tests.support.read.stores import WatchedStore
 
 from .data import INNER_BYTES, chunk_key, read_offsets
 from .figures import Figure, Goal

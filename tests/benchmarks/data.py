@@ -12,8 +12,8 @@ import zarr
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from tests.clients.precomputed import volumes
-from tests.formats.zarr.building import array_metadata, sharding
+from tests.support.clients.precomputed import volumes
+from tests.support.formats.zarr.building import array_metadata, sharding
 
 INNER: Final = (64, 32, 32)
 INNER_BYTES: Final = 64 * 32 * 32

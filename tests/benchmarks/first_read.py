@@ -25,7 +25,8 @@ def main(root: Path, key: str) -> None:
     seconds = perf_counter() - began
     body = found.to_bytes().hex() if found else None
     print(json.dumps({"seconds": seconds, "body": body}), flush=True)
-    os._exit(0)  # one time in six the library crashes while the interpreter ends
+    # One time in six the library crashes while the interpreter ends.
+    os.execvp("true", ["true"])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.support.records import replaced
+
 from .figures import Figure, Goal
 from .load import Contestant, Request, check, run_rounds
 from .servers import BUCKET, DATASET, Server, nginx_deployed, nginx_files, shardgate
@@ -35,7 +37,7 @@ def _contestants(home: Path, root: Path, store: Server) -> Generator[list[Contes
     bodies = read_bodies(root / "plain")
     chunks = [Request(f"/{DATASET}/morton/{key}", {}, body) for key, body in bodies.items()]
     files = [Request(f"/{BUCKET}/em.zarr/plain/{key}", {}, body) for key, body in bodies.items()]
-    signed = [each._replace(headers={"Authorization": "AWS4-"}) for each in chunks]
+    signed = [replaced(each, headers={"Authorization": "AWS4-"}) for each in chunks]
     with ExitStack() as running:
         start = running.enter_context
         gateway = start(shardgate(home / "gateway", store, chunk_bytes=256 << 20))

@@ -15,8 +15,8 @@ import zarr
 import zstandard
 
 from shardgate.formats.icechunk.ids import decode_id, encode_id
-from tests.formats.icechunk.building import Struct
-from tests.formats.icechunk.building_repo import Repo, ref, snapshot, update
+from tests.support.formats.icechunk.building import Struct
+from tests.support.formats.icechunk.building_repo import Repo, ref, snapshot, update
 
 from .data import INNER, REPOSITORY, SHAPE, SHARD_SHAPE, add_array
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import httpx
 from playwright.sync_api import Browser
 
-from tests.deploy.balancer import balancing
-from tests.viewers.conftest import launched
-from tests.viewers.viewing import LOADED, RESTORE, listen, paging
+from tests.support.deploy.balancer import balancing
+from tests.support.viewers.browser import launched
+from tests.support.viewers.viewing import LOADED, RESTORE, listen, paging_client
 
 from .data import write_cube
 from .delays import proxying
@@ -45,7 +45,7 @@ def measure(home: Path, root: Path, store: Server, *, rounds: int) -> list[Figur
     write_cube(root / _ARRAY, edge=_EDGE, per_shard=_PER_SHARD)
     ways = (BUCKET_VIEW, HTTP1_VIEW, HTTP2_VIEW)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    with paging() as page_url, launched() as browser:
+    with paging_client() as page_url, launched() as browser:
         for number in range(rounds):
             for at, name in enumerate(ways):
                 here = home / f"{number}-{at}"

@@ -17,7 +17,7 @@ from obstore.store import S3Store
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardgate.concurrency import bounded_gather
-from tests.formats.zarr.building import LITTLE, array_metadata, sharding
+from tests.support.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.gateways import gateway, of_dataset
 from tests.support.seaweedfs import SeaweedFS, running
 

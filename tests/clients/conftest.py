@@ -4,23 +4,14 @@ import json
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
 
 import httpx
 import pytest
 import zarr
 
-from tests.clients.arrays import CASES, VALUES
-from tests.clients.services import connect, served_fixtures
-from tests.clients.writing import Case, by_zarr_v2, consolidate, quiet, write, write_group
-
-IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
-"""Cases that can be members of a group of format 3."""
-
-
-def member(case: Case) -> str:
-    """Return the name of *case* as a member of a group."""
-    return case.name.replace("/", "-")
+from tests.support.clients.arrays import CASES, IN_GROUPS, VALUES, member
+from tests.support.clients.services import connect, served_fixtures
+from tests.support.clients.writing import consolidate, quiet, write, write_group
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
-from xml.etree import ElementTree as ET
 
 import httpx
 import numpy as np
@@ -15,9 +14,9 @@ import zarr
 import zarr.storage
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.services import ask, connect
-from tests.clients.test_reading import open_tensorstore, over_fsspec, over_obstore
-from tests.clients.writing import counted, quiet
+from tests.support.clients.reading import open_tensorstore, over_fsspec, over_obstore
+from tests.support.clients.services import ask, connect, sizes_of
+from tests.support.clients.writing import counted, quiet
 from tests.support.commands import run, running
 from tests.support.files import read_files
 from tests.support.serving import serving
@@ -110,20 +109,6 @@ def test_archive_is_listed_as_the_folder_of_its_entries(client: httpx.Client, ro
         inside, outside = (client.get(path) for path in paths)
         assert inside.content == outside.content
         assert len(inside.content) == expected[key]
-
-
-def sizes_of(client: httpx.Client, dataset: str, prefix: str) -> dict[str, int]:
-    """List the keys below *prefix* and their sizes, in pages of seven."""
-    sizes: dict[str, int] = {}
-    query = {"list-type": "2", "prefix": prefix, "max-keys": "7"}
-    while True:
-        page = ET.fromstring(client.get(f"/{dataset}", params=query).text)  # noqa: S314  our own answer
-        for entry in page.iterfind("{*}Contents"):
-            key, size = entry.findtext("{*}Key", ""), entry.findtext("{*}Size", "")
-            sizes[key.removeprefix(prefix)] = int(size)
-        if (after := page.findtext("{*}NextContinuationToken")) is None:
-            return sizes
-        query["continuation-token"] = after
 
 
 def test_archive_is_served_under_its_own_name(client: httpx.Client, folder: Path) -> None:

@@ -15,10 +15,10 @@ from cloudfiles.interfaces import HttpInterface
 from cloudvolume import CloudVolume
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.filling import KEYS, over_obstore, s3fs_options
-from tests.clients.precomputed.volumes import Scale, sharding, write_scale
-from tests.clients.test_reading import over_fsspec, run_node
-from tests.clients.test_reading import over_obstore as over_obstore_http
+from tests.support.clients.filling import KEYS, over_obstore, s3fs_options
+from tests.support.clients.precomputed.volumes import Scale, sharding, write_scale
+from tests.support.clients.reading import over_fsspec, run_node
+from tests.support.clients.reading import over_obstore as over_obstore_http
 from tests.support.serving import serving
 
 _LONGEST_S: Final = 120

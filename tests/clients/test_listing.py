@@ -23,13 +23,13 @@ from cloudfiles.interfaces import reset_connection_pools
 from zarr.storage import FsspecStore, ObjectStore
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.filling import open_boto3, open_obstore, s3fs_options
-from tests.clients.precomputed import volumes
-from tests.clients.services import from_folder
-from tests.clients.writing import Case, Values, by_tensorstore, sharding
-from tests.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
-from tests.formats.zarr.draft import build as build_draft
+from tests.support.clients.filling import open_boto3, open_obstore, s3fs_options
+from tests.support.clients.precomputed import volumes
+from tests.support.clients.services import from_folder
+from tests.support.clients.writing import Case, Values, by_tensorstore, sharding
 from tests.support.files import write_files
+from tests.support.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
+from tests.support.formats.zarr.draft import build as build_draft
 from tests.support.serving import serving
 
 _BUCKET: Final = "bucket"

@@ -1,9 +1,7 @@
 """zarr-python, xarray, TensorStore and zarrita.js read arrays of the table, and random ones."""
 
 import base64
-import json
-import subprocess
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import obstore.store
 import pytest
 import tensorstore
 import xarray
@@ -22,9 +19,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.arrays import BY_NAME, SHARDS, VALUES
-from tests.clients.conftest import IN_GROUPS, member
-from tests.clients.writing import (
+from tests.support.clients.arrays import BY_NAME, IN_GROUPS, SHARDS, VALUES, member
+from tests.support.clients.reading import (
+    BEYOND,
+    OPENERS,
+    open_tensorstore,
+    over_fsspec,
+    over_obstore,
+    run_node,
+)
+from tests.support.clients.writing import (
     Case,
     Json,
     Shape,
@@ -37,31 +41,8 @@ from tests.clients.writing import (
     v2_keys,
     write,
 )
-from tests.formats.zarr.nesting import nestings
-from tests.support.lacking import lack, need
+from tests.support.formats.zarr.nesting import nestings
 from tests.support.serving import serving
-
-JS: Final = Path(__file__).parent / "js"
-_TIMEOUT_S: Final = 90
-
-_NOT_UNSHARDED: Final = {
-    f"after/{name}" for name in ("gzip", "zstd", "crc_then_zstd", "gzip_after_nested")
-}
-_OF_LATER_TYPES: Final = ("dtype/fixed_text", "dtype/fixed_bytes", "dtype/time")
-BEYOND: Final = {
-    "tensorstore": {*_NOT_UNSHARDED, *_OF_LATER_TYPES, "dtype/string", "plain/v2"},
-    "zarrita": {
-        *_NOT_UNSHARDED, *_OF_LATER_TYPES, "dtype/float16", "dtype/complex64", "dtype/complex128",
-        *(
-            f"{name}_{writer}"
-            for name in ("fill/complex", "fill/beyond_2_53", "shape/zero_length")
-            for writer in ("zarr", "tensorstore")
-        ),
-    },
-}  # fmt: skip
-"""Arrays that a client cannot decode from any server: it knows no codec after sharding, or not the
-data type; zarrita fails for empty arrays, and reads fill values as doubles.
-"""
 
 
 class Seen(NamedTuple):
@@ -87,20 +68,6 @@ def memory() -> Generator[Memory]:
         yield Memory(stack)
 
 
-def over_fsspec(url: str) -> Any:
-    """Open *url* with zarr-python over fsspec, its default."""
-    return zarr.open(url, mode="r")
-
-
-def over_obstore(url: str) -> Any:
-    """Open *url* with zarr-python over obstore."""
-    store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
-    return zarr.open(zarr.storage.ObjectStore(store, read_only=True), mode="r")
-
-
-OPENERS: Final = {"fsspec": over_fsspec, "obstore": over_obstore}
-
-
 def seen_by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
     """Read with zarr-python, and assert that there are no shards and the written fill value."""
     array, expected = opener(f"{root}/{case.name}"), case.fill_value
@@ -113,11 +80,6 @@ def seen_by_zarr(opener: Callable[[str], Any], root: str, case: Case) -> Seen:
         expected = array.dtype.type(float(expected) if expected == "NaN" else expected)
         np.testing.assert_equal(array.fill_value, expected)
     return Seen(array[...], array.chunks)
-
-
-def open_tensorstore(url: str, driver: str = "zarr3") -> Any:
-    """Open the array below *url* with TensorStore."""
-    return tensorstore.open({"driver": driver, "kvstore": f"{url}/"}, open=True).result()
 
 
 def seen_by_tensorstore(root: str, case: Case) -> Seen:
@@ -158,24 +120,6 @@ def by_zarrita(memory: Memory, root: str, case: Case) -> Seen:
         strides = [step * flat.itemsize for step in answer["stride"]]
         values = np.lib.stride_tricks.as_strided(flat, answer["shape"], strides)
     return Seen(values, tuple(answer["chunks"]))
-
-
-def run_node(urls: Iterable[str]) -> dict[str, Json]:
-    """Run one node process that reads the arrays at *urls*; return its results by URL."""
-    node = need("node")
-    if not (JS / "node_modules/zarrita").is_dir():
-        lack("zarrita is not installed: npm install --prefix tests/clients/js")
-    process = subprocess.run(
-        [node, str(JS / "read.mjs")],
-        input=json.dumps(list(urls)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-    )
-    assert process.returncode == 0, process.stderr
-    answers = [json.loads(line) for line in process.stdout.splitlines()]
-    return {answer["url"]: answer for answer in answers}
 
 
 READERS: Final[dict[str, Callable[[Memory, str, Case], Seen]]] = {

@@ -12,11 +12,11 @@ import zarr
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from tests.clients.filling import CLIENTS, over_obstore
-from tests.clients.icechunk.repositories import put
-from tests.clients.services import Taker, chunks_in, taking_into_folder
-from tests.clients.test_reading import OPENERS, open_tensorstore
-from tests.clients.writing import (
+from tests.support.clients.filling import CLIENTS, over_obstore
+from tests.support.clients.icechunk.repositories import put
+from tests.support.clients.reading import OPENERS, open_tensorstore
+from tests.support.clients.services import Taker, chunks_in, taking_into_folder
+from tests.support.clients.writing import (
     Shape,
     Values,
     counted,
@@ -25,8 +25,8 @@ from tests.clients.writing import (
     rectilinear_allowed,
     same,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
 from tests.support.commands import run
+from tests.support.formats.zarr.nesting import Nesting, nestings
 from tests.support.sessions import Replicas, listed_keys, replicas
 from tests.support.writable_repositories import Place
 

@@ -12,17 +12,16 @@ import zarr
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.contract import ObjectStore
-from tests.clients.services import Watched, ask, connect
-from tests.clients.test_archives import sizes_of
-from tests.clients.test_reading import open_tensorstore, over_fsspec, over_obstore
-from tests.formats.kerchunk.sets import (
+from tests.support.clients.reading import open_tensorstore, over_fsspec, over_obstore
+from tests.support.clients.services import Watched, ask, connect, sizes_of
+from tests.support.formats.kerchunk.sets import (
     kerchunk_of,
     read_by_fsspec,
     write_hdf5,
     write_json,
     write_parquet,
 )
-from tests.formats.zarr.building import LITTLE, build
+from tests.support.formats.zarr.building import LITTLE, build
 from tests.support.serving import serving
 
 VALUES: Final = np.arange(600, dtype="f4").reshape(20, 30)

@@ -14,10 +14,9 @@ import pytest
 from shardgate.errors import StorageDeniedError
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.attacks.raw import exchange
-from tests.clients.arrays import VALUES
-from tests.clients.conftest import IN_GROUPS, member
-from tests.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect
+from tests.support.attacks.raw import exchange
+from tests.support.clients.arrays import IN_GROUPS, VALUES, member
+from tests.support.clients.services import ARRAY, HOLES, KINDS, Watched, ask, connect
 from tests.support.files import read_files
 from tests.support.resolving import ROOT
 from tests.support.serving import serving

@@ -18,9 +18,9 @@ import zarr
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from tests.clients.filling import open_boto3, over_obstore, read_object
-from tests.clients.services import Taker, taking_into_folder
-from tests.clients.writing import counted, same
+from tests.support.clients.filling import open_boto3, over_obstore, read_object
+from tests.support.clients.services import Taker, taking_into_folder
+from tests.support.clients.writing import counted, same
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import Lab, Shape, requested_lab
 from tests.support.lacking import need

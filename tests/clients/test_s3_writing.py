@@ -23,7 +23,13 @@ from cloudfiles.interfaces import reset_connection_pools
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
-from tests.clients.filling import open_boto3, open_obstore, over_obstore, read_object, s3fs_options
+from tests.support.clients.filling import (
+    open_boto3,
+    open_obstore,
+    over_obstore,
+    read_object,
+    s3fs_options,
+)
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
 

@@ -10,10 +10,10 @@ import pytest
 import trustme
 import zarr
 
-from tests.clients.filling import CLIENTS
-from tests.clients.writing import read_tensorstore, read_zarr, same
-from tests.faults.sites import DEADLINE_S, client_of, configured
+from tests.support.clients.filling import CLIENTS
+from tests.support.clients.writing import read_tensorstore, read_zarr, same
 from tests.support.committing import put_array, put_chunks, put_group
+from tests.support.faults.sites import DEADLINE_S, client_of, configured
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
 from tests.support.processes import free_ports

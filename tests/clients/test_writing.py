@@ -13,11 +13,18 @@ import xarray
 import zarr
 
 from shardgate.settings import CacheSettings, Settings
-from tests.clients.arrays import BY_NAME
-from tests.clients.filling import CLIENTS, fill, over_obstore, values
-from tests.clients.services import Taker, chunks_in, lay_out, mixed, s3_kvstore, taking_into_folder
-from tests.clients.test_reading import BEYOND
-from tests.clients.writing import (
+from tests.support.clients.arrays import BY_NAME
+from tests.support.clients.filling import CLIENTS, fill, over_obstore, values
+from tests.support.clients.reading import BEYOND
+from tests.support.clients.services import (
+    Taker,
+    chunks_in,
+    lay_out,
+    mixed,
+    s3_kvstore,
+    taking_into_folder,
+)
+from tests.support.clients.writing import (
     Case,
     Values,
     by_tensorstore,

@@ -19,8 +19,8 @@ from zarr.testing.store import StoreTests
 
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.contract import TEMPORARY
-from tests.clients.filling import over_obstore
-from tests.clients.writing import quiet
+from tests.support.clients.filling import over_obstore
+from tests.support.clients.writing import quiet
 from tests.support.serving import serving
 
 # Hypothesis draws constants of our code too, and such names are reserved for unfinished objects.

@@ -20,9 +20,9 @@ import zarr
 
 from shardgate.configuration import load
 from shardgate.server import STOP_S
-from tests.deploy.balancer import Balancer, command
-from tests.deploy.naming import Names, naming
-from tests.deploy.programs import (
+from tests.support.deploy.balancer import Balancer, command
+from tests.support.deploy.naming import Names, naming
+from tests.support.deploy.programs import (
     BALANCER,
     CHART,
     EVERYTHING,

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from tests.deploy.naming import Names, naming
-from tests.deploy.programs import NGINX_VERSION, ROOT, Stage, image, new_nginx, stages
+from tests.support.deploy.naming import Names, naming
+from tests.support.deploy.programs import NGINX_VERSION, ROOT, Stage, image, new_nginx, stages
 from tests.support.lacking import need
 from tests.support.processes import environ, free_ports, listens
 from tests.support.seaweedfs import own_ports, remove_sockets

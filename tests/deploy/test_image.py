@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.deploy.programs import ROOT, Stage, image, stages
+from tests.support.deploy.programs import ROOT, Stage, image, stages
 from tests.support.processes import free_ports, wait_until
 
 NOT_ROOT: Final = re.compile(r"[1-9]\d*:[1-9]\d*")

@@ -16,10 +16,10 @@ import yaml
 
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.contract import ObjectStore
-from tests.attacks.raw import heard, statuses
-from tests.attacks.test_smuggling import LAST, UNCLEAR
-from tests.clients.services import Watched
-from tests.deploy.balancer import (
+from tests.support.attacks.raw import heard, statuses
+from tests.support.attacks.smuggling import LAST, UNCLEAR
+from tests.support.clients.services import Watched
+from tests.support.deploy.balancer import (
     HELLO,
     TOKEN,
     Balancer,
@@ -29,7 +29,7 @@ from tests.deploy.balancer import (
     has_ipv6,
     recording,
 )
-from tests.deploy.programs import CHART, ROOT
+from tests.support.deploy.programs import CHART, ROOT
 from tests.support.serving import serving
 
 PATHS: Final = (

@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.deploy.balancer import (
+from tests.support.deploy.balancer import (
     BRIEF,
     EXPIRED_S,
     TOKEN,

@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from shardgate.settings import Settings
-from tests.deploy.balancer import (
+from tests.support.deploy.balancer import (
     BRIEF,
     EXPIRED_S,
     TOKEN,
@@ -25,7 +25,7 @@ from tests.deploy.balancer import (
     files_with,
     started,
 )
-from tests.deploy.programs import new_nginx
+from tests.support.deploy.programs import new_nginx
 from tests.support.serving import serving
 
 ORIGINS: Final = ("https://one.example", "https://two.example")

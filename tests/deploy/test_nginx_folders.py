@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.balancer import command, configured
+from tests.support.deploy.balancer import command, configured
 from tests.support.lacking import need
 from tests.support.processes import wait_until
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from shardgate.settings import CallerSettings, DatasetSettings, ServerSettings, Settings
-from tests.deploy.balancer import Balancer, Recorder, balancing, cached, recording
-from tests.formats.zarr.building import build
+from tests.support.deploy.balancer import Balancer, Recorder, balancing, cached, recording
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import build
 from tests.support.serving import serving
 
 PREFIX: Final = "/arrays"

@@ -24,9 +24,9 @@ import zarr
 from zarr.storage import FsspecStore
 
 from tests.benchmarks.data import chunk_key, many_keys, write_many_shards
-from tests.clients.precomputed.volumes import Scale, sharding, write_scale
-from tests.deploy.balancer import TOKEN, Balancer, balancing
+from tests.support.clients.precomputed.volumes import Scale, sharding, write_scale
 from tests.support.crowds import Step, impossible, play
+from tests.support.deploy.balancer import TOKEN, Balancer, balancing
 from tests.support.gateways import Environ, Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab
 from tests.support.processes import free_ports, wait_until

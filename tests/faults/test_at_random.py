@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.faults.sites import IMPATIENT
-from tests.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
 from tests.support.crowds import Plans, impossible, plans, play
+from tests.support.faults.sites import IMPATIENT
 from tests.support.gateways import Gateway, forked, of_dataset, start_gateway
 from tests.support.histories import Write, ever, possible
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.proxy import Fault, Lie, Mishap, Proxy, Twist
 
 SITES: Final = ("folder", pytest.param("seaweedfs", marks=pytest.mark.soak))
 """`test_rewrites.py` tests faults of each single request to SeaweedFS."""

@@ -11,9 +11,9 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.faults.sites import asked, begun, client_of, configured, put
 from tests.support.commands import AHEAD_S, JUMPS_S
 from tests.support.committing import Client, put_array, put_group
+from tests.support.faults.sites import asked, begun, client_of, configured, put
 from tests.support.gateways import Gateway, forked, of_dataset, start_gateway
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.writable_repositories import Place, new_place

@@ -9,7 +9,8 @@ from typing import Final
 
 import pytest
 
-from tests.faults.sites import (
+from tests.support.committing import Client, put_array, put_chunks
+from tests.support.faults.sites import (
     DEADLINE_S,
     IMPATIENT,
     PATIENT,
@@ -23,11 +24,10 @@ from tests.faults.sites import (
     killed,
     opened_repository,
 )
-from tests.icechunk.train_repository import consistent_history
-from tests.storage.proxy import Mishap
-from tests.support.committing import Client, put_array, put_chunks
 from tests.support.gateways import forked
+from tests.support.icechunk.train_repository import consistent_history
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.proxy import Mishap
 
 type Kind = type[Commit]
 

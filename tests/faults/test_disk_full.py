@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.files import read_files
+from tests.support.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.serving import client_of
 
 CHUNK: Final = 256

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import httpx
 import pytest
 
-from tests.faults.sites import DEADLINE_S, IMPATIENT, PATIENT, Site, killed, opened
-from tests.storage.proxy import Mishap
+from tests.support.faults.sites import DEADLINE_S, IMPATIENT, PATIENT, Site, killed, opened
 from tests.support.gateways import Gateway, of_dataset, start_gateway
 from tests.support.labs import LARGE, SMALL, Lab, Shape, value
 from tests.support.seaweedfs import SeaweedFS, own_ports, running
+from tests.support.storage.proxy import Mishap
 
 MOMENTS: Final = (
     pytest.param(Mishap.ANSWER_LOST, id="after"),

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.attacks.raw import connect, heard
+from tests.support.attacks.raw import connect, heard
 from tests.support.gateways import Gateway, forked, gateway_process, of_dataset
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.processes import listens

@@ -1,7 +1,6 @@
 """Conformance suite for every folder of `app/shardgate/formats`."""
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,12 @@ from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
-from tests.formats.case import Case, chunks_of, filled
-from tests.read.stores import Clock, Watching
+from tests.support.clocks import Clock
+from tests.support.formats.case import Case, chunks_of, filled
+from tests.support.formats.cases import CASES, FOLDERS
+from tests.support.read.stores import Watching
 from tests.support.resolving import ROOT, reading
 
-FOLDERS = sorted(
-    path.name
-    for path in Path(shardgate.formats.__path__[0]).iterdir()
-    if path.is_dir() and not path.name.startswith("_")
-)
-
-
-def _cases() -> Iterator[Case]:
-    for folder in FOLDERS:
-        yield from importlib.import_module(f"tests.formats.{folder}.case").CASES
-
-
-CASES = list(_cases())
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_checksummed_case = pytest.mark.parametrize(
     "case", [case for case in CASES if case.checksummed], ids=str

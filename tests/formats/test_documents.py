@@ -24,7 +24,7 @@ from shardgate.formats.reading import DecodeError, Opaque, Versioned
 from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from shardgate.read.containers import PassThrough
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from tests.read.stores import WatchedStore
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT
 
 _LIMIT = 100

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from shardgate import Settings, create_app
 from shardgate.http.asgi import AsgiApp, request_of
 from shardgate.settings import DatasetSettings, ServerSettings, TokenSettings
 from shardgate.storage.stores import Stores
-from tests.formats.zarr.building import build
-from tests.http.auth.people import TOKENS, caller
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import build
+from tests.support.http.auth.people import TOKENS, caller
 
 CHUNKS = {"c/0/0": b"0123456789", "c/0/1": b"another"}
 ANA = {"authorization": f"Bearer {TOKENS['ana']}"}
@@ -119,13 +119,22 @@ async def test_lifespan_is_run_by_the_outer_application(app: AsgiApp) -> None:
     assert not _is_logging()
 
 
-async def test_lifespan_begins_with_the_first_request(app: AsgiApp) -> None:
+async def test_lifespan_begins_with_the_first_request(
+    app: AsgiApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service whose lifespan nobody runs is opened by its first request."""
+    lifespan, stack = app.lifespan, AsyncExitStack()
+
+    @asynccontextmanager
+    async def open_until_the_test_ends() -> AsyncGenerator[None]:
+        await stack.enter_async_context(lifespan())
+        yield
+
+    monkeypatch.setattr(app, "lifespan", open_until_the_test_ends)
     assert not _is_logging()
-    async with client_of(app) as client:
+    async with stack, client_of(app) as client:
         assert (await client.get("/em/c/0/0")).is_success
         assert _is_logging()
-    await app._unclosed.aclose()
     assert not _is_logging()
 
 

@@ -14,8 +14,8 @@ import pytest
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.support.commands import run
+from tests.support.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, listed_keys

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.attacks.raw import exchange
-from tests.http.auth.people import TOKENS, caller
-from tests.http.taking import get
+from tests.support.attacks.raw import exchange
+from tests.support.http.auth.people import TOKENS, caller
+from tests.support.http.taking import get
 from tests.support.serving import client_of, serving
 
 NAMED = "https://a.example"

@@ -20,7 +20,7 @@ from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from shardgate.storage.contract import Found, Listed, NotModified
 from shardgate.storage.memory import MemoryStore
-from tests.attacks.raw import connect
+from tests.support.attacks.raw import connect
 from tests.support.serving import serving
 
 ORIGIN = {"origin": "https://a.example"}

@@ -16,8 +16,8 @@ from shardgate.http.read import MOST_LINKS, listing_page
 from shardgate.http.request import split_target
 from shardgate.http.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.formats.zarr.building import build, chunk_bytes
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import build, chunk_bytes
 from tests.support.serving import client_of
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1)

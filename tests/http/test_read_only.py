@@ -12,8 +12,8 @@ import icechunk
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.zarr.building import LITTLE, array_metadata
 from tests.support import repositories
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.gates import Gate
 from tests.support.pages import open_page
 from tests.support.processes import wait_until

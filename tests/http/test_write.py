@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.case import Case
-from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr.case import CASES as ZARR
-from tests.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from tests.support.formats.case import Case
+from tests.support.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.support.formats.zarr.case import CASES as ZARR
+from tests.support.http.taking import CHUNKS, MAX, NEW, get, taking, wire
 from tests.support.serving import client_of
 
 

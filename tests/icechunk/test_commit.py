@@ -25,8 +25,8 @@ from shardgate.model import ByteRange, ObjectRef
 from shardgate.storage.contract import Listed
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import Call, TracedStore
-from tests.formats.icechunk.building_repo import Repo, ref, snapshot
-from tests.icechunk.sessions.replicas import Late, Replica
+from tests.support.formats.icechunk.building_repo import Repo, ref, snapshot
+from tests.support.icechunk.sessions.replicas import Late, Replica
 from tests.support.writable_repositories import Place, new_place
 
 ROOT: Final = "1CECHNKREP0F1RSTCMT0"

@@ -20,9 +20,9 @@ from shardgate.model import ObjectRef
 from shardgate.read.listing import list_names
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
-from tests.formats.icechunk.building_repo import FIRST, NOON, Repo, update
-from tests.read.stores import Clock
-from tests.write.writers import Between
+from tests.support.clocks import Clock
+from tests.support.formats.icechunk.building_repo import FIRST, NOON, Repo, update
+from tests.support.write.writers import Between
 
 ROOT = ObjectRef("memory://bucket", "data")
 LATER_S = NOON / 1e6 + 60

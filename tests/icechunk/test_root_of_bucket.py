@@ -7,7 +7,13 @@ import pytest
 
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import ROOT, Replica, contents, files_of_repository, ref
+from tests.support.icechunk.sessions.replicas import (
+    ROOT,
+    Replica,
+    contents,
+    files_of_repository,
+    ref,
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from shardgate.errors import (
     StorageUnavailableError,
 )
 from shardgate.icechunk.commit import CommitResult
-from tests.formats.icechunk.peer import read
-from tests.icechunk.sessions.replicas import ROOT, Dying, Late
-from tests.icechunk.train_repository import (
+from tests.support.formats.icechunk.peer import read
+from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late
+from tests.support.icechunk.train_repository import (
     CHUNKS,
     Outcome,
     TrainRepository,

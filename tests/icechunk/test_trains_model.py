@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from shardgate.errors import ShardgateError
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.repo_swap import RefUpdates
-from tests.icechunk.sessions.replicas import Dying, Replica
-from tests.icechunk.train_repository import (
+from tests.support.icechunk.sessions.replicas import Dying, Replica
+from tests.support.icechunk.train_repository import (
     ARRAYS,
     CHUNKS,
     Outcome,

@@ -12,8 +12,14 @@ from shardgate.errors import BusyError, DamagedError, StorageDeniedError
 from shardgate.model import ByteRange, VirtualKey
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import BucketBudgets, ByteBudget, ByteReservation
-from tests.formats.neuroglancer_precomputed.case import GZIP_DATA, IDS, build, build_skeletons
-from tests.read.stores import Watching, holding, settle
+from tests.support.formats.neuroglancer_precomputed.case import (
+    GZIP_DATA,
+    IDS,
+    build,
+    build_skeletons,
+)
+from tests.support.read.stores import Watching, holding, settle
+from tests.support.records import replaced
 from tests.support.resolving import NOTHING, ROOT
 from tests.support.zipped import zipped
 
@@ -108,7 +114,7 @@ async def test_stored_and_inflated_forms_are_reserved_together() -> None:
 
     def inflated(entity: Entity) -> Selection | None:
         seen.append(entity)
-        return None if entity.coding else NOTHING._replace(reads=ByteRange(3, 9))
+        return None if entity.coding else replaced(NOTHING, reads=ByteRange(3, 9))
 
     async with data.resolver.open(data.dataset, VirtualKey(_KEY), inflated) as opened:
         assert opened is not None

@@ -21,7 +21,8 @@ from shardgate.model import VOLATILE, ByteRange, ByteRequest, ETag, Fixed, Objec
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader, StoreCost
 from shardgate.storage.contract import Found, NotModified
-from tests.read.stores import REF, WatchedStore, settle
+from tests.support.read.stores import REF, WatchedStore, settle
+from tests.support.records import replaced
 
 _DATA = bytes(i * 7 % 251 for i in range(1000))
 _GAP, _SPAN = 16, 200
@@ -234,7 +235,7 @@ async def test_a_read_without_callers_is_cancelled(leaving: int) -> None:
 
 
 def _fixed(case: _Case, start: int, stop: int) -> Stored:
-    return case.chunk(start, stop)._replace(version=Fixed(ETag('"name"')))
+    return replaced(case.chunk(start, stop), version=Fixed(ETag('"name"')))
 
 
 @pytest.mark.parametrize("size", range(0, 60, 5))
@@ -262,7 +263,7 @@ async def test_chunks_of_other_versions_or_objects_are_not_merged() -> None:
     pinned = Fixed(ETag('"name"'), case.etag)
     chunks = [
         _fixed(case, 0, 10),
-        case.chunk(10, 20)._replace(version=pinned),
+        replaced(case.chunk(10, 20), version=pinned),
         case.chunk(20, 30),
         Stored(other, ByteRange(4, 8), etag),
     ]

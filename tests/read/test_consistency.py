@@ -10,7 +10,8 @@ from shardgate.errors import BusyError, DamagedError, StorageUnusableError, Vers
 from shardgate.formats.reading import Opaque, Read
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from tests.read.stores import REF, Clock, WatchedStore
+from tests.support.clocks import Clock
+from tests.support.read.stores import REF, WatchedStore
 
 _READ = Read("metadata", REF, None, Opaque)
 _ATTEMPTS = 20

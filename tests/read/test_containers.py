@@ -19,15 +19,23 @@ from shardgate.read.containers import LIKE_A_CHUNK, Containers, PassThrough
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.case import Case
-from tests.formats.case import filled as put_together
-from tests.formats.icechunk.case import CASES as REPOSITORIES
-from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr.building import array_metadata, consolidated, sharding
-from tests.formats.zarr.case import CASES as ZARR
-from tests.read.stores import CallOn, WatchedStore
+from tests.support.formats.case import Case
+from tests.support.formats.case import filled as put_together
+from tests.support.formats.icechunk.case import CASES as REPOSITORIES
+from tests.support.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.support.formats.zarr.building import array_metadata, consolidated, sharding
+from tests.support.formats.zarr.case import CASES as ZARR
+from tests.support.read.stores import CallOn, WatchedStore
 from tests.support.resolving import ROOT, known_containers, reading
-from tests.write.writers import Between, Replica, chunks_of, filled, replica, stored, zarr_json
+from tests.support.write.writers import (
+    Between,
+    Replica,
+    chunks_of,
+    filled,
+    replica,
+    stored,
+    zarr_json,
+)
 
 _MARKER = r"(^|/)(zarr\.json|info|repo|refs/branch\.main/ref\.json)$"
 _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}

@@ -10,17 +10,17 @@ import pytest
 
 from shardgate.errors import DamagedError, NotAllowedError, StorageUnusableError
 from shardgate.formats.listing import Window
-from shardgate.model import ObjectRef, VirtualKey
+from shardgate.model import VirtualKey
 from shardgate.read import listing
-from shardgate.read.listing import ListedKey, Page, find_collections, find_containers
+from shardgate.read.listing import Page, find_collections, find_containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
-from tests.formats.case import filled
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.repositories import Builder
-from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
-from tests.formats.zarr.building import (
+from tests.support.formats.case import filled
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.repositories import Builder
+from tests.support.formats.neuroglancer_precomputed import case as precomputed_case
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, build_shards, morton
+from tests.support.formats.zarr.building import (
     LITTLE,
     array_metadata,
     encode_shard,
@@ -28,11 +28,11 @@ from tests.formats.zarr.building import (
     regular,
     sharding,
 )
-from tests.formats.zip.archives import Entry, archive
-from tests.read.stores import Unlisted, WatchedStore
+from tests.support.formats.zip.archives import Entry, archive
+from tests.support.read.listing import BUCKET, pages_of, store_of
+from tests.support.read.stores import Unlisted, WatchedStore
 from tests.support.resolving import ROOT, Reading, reading
 
-BUCKET = ObjectRef("memory://bucket", "")
 _SHARDS = 10
 _INNER = 4
 _SIDE = _SHARDS * _INNER
@@ -73,25 +73,6 @@ class _Traced:
     def count(self, method: str, part: str = "") -> int:
         """Count the calls of *method* whose object or prefix has *part* in its name."""
         return sum(name == method and part in key for name, key in self.calls)
-
-
-def store_of(objects: Mapping[str, bytes]) -> MemoryStore:
-    """Store *objects* below `BUCKET`."""
-    store = MemoryStore()
-    for number, (key, data) in enumerate(objects.items()):
-        store.place(BUCKET.join(key), data, modified_s=number)
-    return store
-
-
-async def pages_of(data: Reading, window: Window, limit: int) -> list[list[ListedKey]]:
-    """List all pages of *window*, of at most *limit* keys each."""
-    pages = []
-    after: str | None = window.after
-    while after is not None:
-        page = await data.resolver.page(data.dataset, window._replace(after=after), limit)
-        pages.append(page.entries)
-        after = page.after
-    return pages
 
 
 @pytest.mark.parametrize("separator", ["/", "."])

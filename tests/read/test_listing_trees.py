@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from shardgate.formats.listing import Window
 from shardgate.model import VirtualKey
 from shardgate.read import listing
-from tests.formats.icechunk import case as icechunk_case
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.repositories import Builder
-from tests.formats.neuroglancer_precomputed import case as precomputed_case
-from tests.formats.neuroglancer_precomputed.shards import build_shards, morton
-from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
-from tests.formats.zarr import case as zarr_case
-from tests.formats.zarr.building import (
+from tests.support.formats.icechunk import case as icechunk_case
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.repositories import Builder
+from tests.support.formats.neuroglancer_precomputed import case as precomputed_case
+from tests.support.formats.neuroglancer_precomputed.shards import build_shards, morton, shardings
+from tests.support.formats.zarr import case as zarr_case
+from tests.support.formats.zarr.building import (
     LITTLE,
     array_metadata,
     encode_shard,
@@ -27,7 +26,7 @@ from tests.formats.zarr.building import (
     regular,
     sharding,
 )
-from tests.read.test_listing import BUCKET, pages_of, store_of
+from tests.support.read.listing import BUCKET, pages_of, store_of
 from tests.support.resolving import NOTHING, reading
 
 NAMES = st.sampled_from(["a", "a-b", "a.b", "a0", "c", "0", "10", "2", "é", "info.d"])

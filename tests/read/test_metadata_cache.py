@@ -15,8 +15,10 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
 from shardgate.read.perform import DirectFetch, perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
-from tests.formats.icechunk.building import REPO_INFO, envelope
-from tests.read.stores import REF, Clock, WatchedStore, settle
+from tests.support.clocks import Clock
+from tests.support.formats.icechunk.building import REPO_INFO, envelope
+from tests.support.read.stores import REF, WatchedStore, settle
+from tests.support.records import replaced
 from tests.support.zipped import encoded
 
 _TTL_S = 60.0
@@ -140,7 +142,7 @@ async def test_read_of_a_version_never_expires(*, is_fixed: bool) -> None:
     """
     case = _Case()
     version = _FIXED if is_fixed else case.store.place(REF, b"old")
-    pinned = case.read._replace(version=version)
+    pinned = replaced(case.read, version=version)
     first = await case.fetch(pinned)
     case.store.place(REF, b"new")
     case.clock.now += 1000 * _TTL_S
@@ -158,7 +160,7 @@ async def test_read_of_a_version_never_expires(*, is_fixed: bool) -> None:
 async def test_absence_expires(*, allow_stale: bool) -> None:
     """The absence of an object expires after `ttl_s`, for immutable objects and stale reads too."""
     case = _Case(None)
-    read = case.read if allow_stale else case.read._replace(version=_FIXED)
+    read = case.read if allow_stale else replaced(case.read, version=_FIXED)
     assert await case.fetch(read, allow_stale=allow_stale) is None
     case.store.place(REF, b"new")
     assert await case.fetch(read, allow_stale=allow_stale) is None
@@ -212,7 +214,7 @@ async def test_a_stat_is_cached(data: bytes | None) -> None:
 async def test_too_large_result_is_not_cached() -> None:
     """A result larger than the cache is returned, not cached, and evicts nothing."""
     case = _Case(bytes(5000), max_bytes=4000)
-    small = case.read._replace(request=ByteRange(0, 10))
+    small = replaced(case.read, request=ByteRange(0, 10))
     await case.fetch(small)
     assert await case.data() == bytes(5000)
     assert await case.data() == bytes(5000)
@@ -280,7 +282,7 @@ async def test_slow_decoding_runs_in_a_thread(kind: str, data: bytes, *, is_apar
     store.place(REF, data)
     read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
     if kind == "memory":  # however short: a few bytes of zstd can hold many
-        read = read._replace(memory_nbytes=lambda *_: 1)
+        read = replaced(read, memory_nbytes=lambda *_: 1)
     found = await DirectFetch(store)(read)
 
     assert found is not None

@@ -32,13 +32,13 @@ from shardgate.read.nesting import MemberReader
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key, inspect_shard, measure, summarize
 from shardgate.survey.verify import verify
-from tests.formats.case import Case, filled
-from tests.formats.icechunk import case as icechunk
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.zarr import building as zarr
-from tests.formats.zarr import case as zarr_case
-from tests.formats.zip.archives import Entry, archive, deflated
-from tests.read.stores import SearchedContainers, WatchedStore
+from tests.support.formats.case import Case, filled
+from tests.support.formats.icechunk import case as icechunk
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.zarr import building as zarr
+from tests.support.formats.zarr import case as zarr_case
+from tests.support.formats.zip.archives import Entry, archive, deflated
+from tests.support.read.stores import SearchedContainers, WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, reading
 from tests.support.zipped import zipped
 

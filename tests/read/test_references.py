@@ -23,8 +23,8 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.storage.memory import MemoryStore
-from tests.read.pointers import Pointers
-from tests.read.stores import REF, WatchedStore, Watching
+from tests.support.read.pointers import Pointers
+from tests.support.read.stores import REF, WatchedStore, Watching
 from tests.support.resolving import reading
 
 DATA = bytes(i * 7 % 251 for i in range(10_000))
@@ -146,7 +146,7 @@ async def test_versions_of_one_modification_time_differ() -> None:
     """
     part = Part(REF, ByteRange(100, 200), UnmodifiedSince(1000))
     case = _Case(Referenced(part, "by", is_immutable=False))
-    await case.data.resolver._fetch.stat(REF)
+    await case.data.fetch.stat(REF)
     case.store.calls.clear()
     first, data = await case.look(), await case.part()
     looked = case.store.calls[0]
@@ -192,7 +192,7 @@ async def test_concurrent_parts_of_one_object_are_merged() -> None:
     case = _Case(_part(0, 1))
     formats: tuple[Format, ...] = (Pointers(locations),)
     data = reading(case.store, formats=formats)
-    await data.resolver._fetch.stat(REF)
+    await data.fetch.stat(REF)
     case.store.calls.clear()
     found = await asyncio.gather(*map(data.read, locations))
 

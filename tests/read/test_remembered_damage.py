@@ -16,11 +16,12 @@ from shardgate.model import EVERYTHING, ByteRange, ObjectRef, Part, UnmodifiedSi
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.zarr.building import array_metadata, encode_index, encode_shard, sharding
-from tests.formats.zip.archives import Entry, archive
-from tests.read.pointers import Pointers
-from tests.read.stores import REF, Clock, WatchedStore, Watching, settle
+from tests.support.clocks import Clock
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.zarr.building import array_metadata, encode_index, encode_shard, sharding
+from tests.support.formats.zip.archives import Entry, archive
+from tests.support.read.pointers import Pointers
+from tests.support.read.stores import REF, WatchedStore, Watching, settle
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 from tests.support.zipped import zipped

@@ -10,12 +10,12 @@ import pytest
 from shardgate.errors import BusyError
 from shardgate.model import EVERYTHING, VOLATILE, ByteRange, ByteRequest, ObjectRef, VirtualKey
 from shardgate.read.containers import Dataset
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr import building as zarr
-from tests.formats.zarr.building import build, build_nested, chunk_bytes
-from tests.read.stores import WatchedStore, Watching, holding, settle
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr import building as zarr
+from tests.support.formats.zarr.building import build, build_nested, chunk_bytes
+from tests.support.read.stores import WatchedStore, Watching, holding, settle
 from tests.support.resolving import NOTHING, ROOT, everything, reading
 
 _CHUNKS = {key: chunk_bytes(i) for i, key in enumerate(["c/0/0", "c/0/1", "c/2/3", "c/0/3"])}
@@ -332,8 +332,9 @@ _LONG_S = 30.0
 
 def _rewrite(case: Watching, objects: Mapping[str, bytes]) -> None:
     """Replace all objects by *objects*, and advance the clock."""
-    case.store._objects.clear()
-    case.write(objects)
+    for key in case.etags:
+        case.store.remove(ROOT.join(key))
+    case.etags = case.write(objects)
     case.clock.now += _LONG_S
 
 

@@ -11,10 +11,11 @@ from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read.containers import Containers
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed import case as precomputed
-from tests.formats.zarr import building as zarr
-from tests.formats.zip.archives import Entry, archive
-from tests.read.stores import Clock, SearchedContainers, WatchedStore, settle
+from tests.support.clocks import Clock
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.zarr import building as zarr
+from tests.support.formats.zip.archives import Entry, archive
+from tests.support.read.stores import SearchedContainers, WatchedStore, settle
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}

@@ -11,8 +11,8 @@ import pytest
 
 from shardgate.errors import ShardgateError, StorageUnavailableError
 from shardgate.model import EVERYTHING, VirtualKey
-from tests.formats.zarr.building import array_metadata, encode_shard, sharding
-from tests.read.stores import WatchedStore
+from tests.support.formats.zarr.building import array_metadata, encode_shard, sharding
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT, Reading, everything, gather, reading
 
 _CHUNKS: Final = 16
@@ -127,4 +127,3 @@ async def test_reads_under_changes_are_current(seed: int) -> None:
     assert world.wrong == []
     assert read.budget.held_bytes == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not any((read.chunks._pending, read.chunks._windows, read.chunks._reads))

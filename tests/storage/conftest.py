@@ -1,19 +1,16 @@
 """The stores on which the conformance suite runs."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import pytest
 
-from shardgate.errors import StorageDeniedError
-from shardgate.model import ByteRange, ByteRequest, Condition, ObjectRef
+from shardgate.model import ObjectRef
 from shardgate.settings import LimitSettings, StoreSettings
-from shardgate.storage.contract import Found, NotModified, ObjectReader, ObjectStore, Stat
+from shardgate.storage.contract import ObjectReader, ObjectStore
 from shardgate.storage.http_store import HttpStore
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
@@ -21,35 +18,12 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import RetryingStore, RetryPolicy
-from tests.storage.faulty import LONGEST_S, FaultyServer, timeout_of
-from tests.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS
-
-
-@dataclass
-class Backend:
-    """A store to read, a prefix of its own there, and a way to change its objects."""
-
-    store: ObjectStore
-    root: ObjectRef
-    put_key: Callable[[str, bytes], object]
-    delete_key: Callable[[str], object]
-    missing_bucket: ObjectRef | None
-
-    def ref(self, name: str) -> ObjectRef:
-        """Return the name of an object below the prefix."""
-        return self.root.join(name)
-
-    def put(self, name: str, data: bytes) -> ObjectRef:
-        """Store *data* below the prefix."""
-        self.put_key(self.ref(name).key, data)
-        return self.ref(name)
-
-    def delete(self, name: str) -> None:
-        """Remove an object below the prefix."""
-        self.delete_key(self.ref(name).key)
+from tests.support.storage.faulty import LONGEST_S, FaultyServer, timeout_of
+from tests.support.storage.ministack import MiniStack, NotInstalledError, installed, running
+from tests.support.storage.reading import DATA, SECRET, Backend, Remote, az_settings
 
 
 def memory(_: pytest.FixtureRequest) -> Backend:
@@ -130,40 +104,6 @@ def az(request: pytest.FixtureRequest) -> Backend:
     return in_bucket(CloudStore("az", az_settings(server), timeout_s=LONGEST_S), "az", server)
 
 
-def az_settings(server: Azurite) -> StoreSettings:
-    """Return the settings of a store of *server*."""
-    keys = {"access_key_id": server.account, "secret_access_key": server.key}
-    return StoreSettings.model_validate({"endpoint_url": server.url, **keys})
-
-
-async def found(
-    store: ObjectReader, ref: ObjectRef, request: ByteRequest | None = None, **pinned: Condition
-) -> Found:
-    """Read an object, and assert that it exists."""
-    answer = await store.get(ref, request, **pinned)  # type: ignore[arg-type]  # a condition each
-    assert isinstance(answer, Found)
-    return answer
-
-
-async def stat_of(store: ObjectReader, ref: ObjectRef) -> Stat:
-    """Measure an object, and assert that it exists."""
-    stat = await store.stat(ref)
-    assert stat is not None
-    return stat
-
-
-async def denied(store: ObjectReader, ref: ObjectRef) -> str:
-    """Assert that every read of *ref* is denied, and return the reason."""
-    with pytest.raises(StorageDeniedError):
-        await store.stat(ref)
-    with pytest.raises(StorageDeniedError):
-        async with store.stream(ref, ByteRange(0, 1), if_match=None):
-            pytest.fail("entered")
-    with pytest.raises(StorageDeniedError) as raised:
-        await store.get(ref)
-    return raised.value.reason
-
-
 @pytest.fixture(params=[memory, local, http, s3, gs, az], ids=lambda make: make.__name__)
 async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     """Open a store of each kind."""
@@ -178,34 +118,6 @@ async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     made: Backend = request.param(request)
     yield made
     await made.store.aclose()
-
-
-DATA: Final = bytes(range(256)) * 8192
-"""More than is read along with a head."""
-SECRET: Final = "wJalrXUtnFEMI"
-
-
-class Remote(NamedTuple):
-    """An object of a server with faults, and the store that reads it."""
-
-    server: FaultyServer
-    store: ObjectReader
-    ref: ObjectRef
-
-    @property
-    def absent(self) -> ObjectRef:
-        """Name of an object that does not exist."""
-        return self.ref._replace(key=f"{self.ref.key}-absent")
-
-    async def get(
-        self, request: ByteRequest | None = None, **pinned: Any
-    ) -> Found | NotModified | None:
-        """Read the object."""
-        return await self.store.get(self.ref, request, **pinned)
-
-    async def found(self, request: ByteRequest | None = None, **pinned: Condition) -> Found:
-        """Read the object, and assert that it exists."""
-        return await found(self.store, self.ref, request, **pinned)
 
 
 @pytest.fixture(params=["http", "s3"])

@@ -38,7 +38,9 @@ from shardgate.storage.contract import (
     ObjectHeaders,
     Stat,
 )
-from tests.storage.conftest import Backend, found, stat_of
+from tests.support.records import replaced
+from tests.support.storage.ranges import REQUESTS
+from tests.support.storage.reading import Backend, found, stat_of
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
@@ -137,15 +139,6 @@ async def test_missing_bucket_is_an_error(backend: Backend) -> None:
             await ask(backend.missing_bucket)
     with pytest.raises((StorageUnavailableError, StorageUnusableError)):
         await anext(backend.store.list(ObjectRef(backend.missing_bucket.bucket, "")), None)
-
-
-REQUESTS: list[ByteRequest | None] = [
-    None,
-    ByteRange(1, 2),
-    ByteRange(0, 0),
-    ByteRange(900, 9999),
-    SuffixRange(5),
-]
 
 
 @pytest.mark.parametrize("data", [b"other", DATA[::-1], None], ids=["shorter", "same-size", "none"])
@@ -447,7 +440,7 @@ async def test_headers_are_kept_or_refused(writable: Backend, coding: str) -> No
     stat = await stat_of(writable.store, ref)
     assert (await found(writable.store, ref)).coding == stat.coding == coding
     kept = stat.headers
-    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
+    assert replaced(kept, metadata=tuple(sorted(kept.metadata))) == headers
 
 
 async def test_reserved_names_are_refused(writable: Backend) -> None:

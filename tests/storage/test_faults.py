@@ -27,12 +27,11 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.refusals import Refusal
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import DATA, SECRET, Remote, found
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
-from tests.storage.http1.scripted import ScriptedServer
-from tests.storage.test_conformance import REQUESTS
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
+from tests.support.storage.http1.scripted import ScriptedServer
+from tests.support.storage.ranges import MIDDLE, REQUESTS
+from tests.support.storage.reading import DATA, SECRET, Remote, found
 
-MIDDLE = ByteRange(1000, 201_000)
 SIXTH_OF_JULY = int(datetime(2026, 7, 6, 10, tzinfo=UTC).timestamp())
 """Modification time of the objects of the server."""
 

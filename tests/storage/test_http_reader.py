@@ -16,10 +16,10 @@ from shardgate.model import ByteRange, ByteRequest, ObjectRef, SuffixRange
 from shardgate.settings import CacheSettings, DatasetSettings, Settings, StoreSettings
 from shardgate.storage.contract import NOT_MODIFIED
 from shardgate.storage.http_store import HttpStore
-from tests.formats.zarr.building import build, chunk_bytes
-from tests.storage.conftest import DATA, Remote, found, stat_of
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
+from tests.support.formats.zarr.building import build, chunk_bytes
 from tests.support.serving import serving
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, etag
+from tests.support.storage.reading import DATA, Remote, found, stat_of
 
 
 @pytest.mark.parametrize(

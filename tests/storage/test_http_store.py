@@ -26,10 +26,10 @@ from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSe
 from shardgate.storage.http1_client import HttpClient, Origin, RequestTarget
 from shardgate.storage.http_store import HttpStore, is_public, resolve_public
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import denied, found
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
-from tests.storage.listening import Handler, Listener
 from tests.support.serving import serving
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer
+from tests.support.storage.listening import Handler, Listener
+from tests.support.storage.reading import denied, found
 
 
 @pytest.fixture

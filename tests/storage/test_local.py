@@ -22,7 +22,7 @@ from shardgate.model import ByteRange, ETag, ObjectRef, UnmodifiedSince
 from shardgate.storage.contract import TEMPORARY, Found, Listed
 from shardgate.storage.local import LocalStore, _listed
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import denied, found, stat_of
+from tests.support.storage.reading import denied, found, stat_of
 
 CROOKED = [
     *("../secret", "a/../../secret", "/secret", "./a/b", "a//b", "a/", "a\0", "..", ".", "\udc80"),

@@ -28,9 +28,9 @@ from shardgate.storage.contract import ABSENT, CONFLICT, TEMPORARY, Absent, Conf
 from shardgate.storage.local import LocalStore
 from shardgate.storage.local_files import translated
 from shardgate.storage.local_write import Folder, LocalWriter
-from tests.storage.conftest import found, stat_of
+from tests.support.storage.reading import found, stat_of
 
-SCRIPT = [sys.executable, "-m", "tests.storage.local_writers"]
+SCRIPT = [sys.executable, "-m", "tests.support.storage.local_writers"]
 HERE = Path(__file__).parents[2]
 
 

@@ -14,11 +14,11 @@ from shardgate.model import ByteRange, ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.stores import Stores
-from tests.storage.conftest import Remote, az_settings, found, stat_of
-from tests.storage.faulty import LONGEST_S
-from tests.storage.proxy import Lie, Proxy
-from tests.storage.test_faults import MIDDLE
 from tests.support.clouds import Azurite, FakeGcs
+from tests.support.storage.faulty import LONGEST_S
+from tests.support.storage.proxy import Lie, Proxy
+from tests.support.storage.ranges import MIDDLE
+from tests.support.storage.reading import Remote, az_settings, found, stat_of
 
 REF = ObjectRef("gs://bucket", "key")
 DATA = bytes(range(256)) * 1024

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.icechunk.sessions.replicas import files_of_repository
-from tests.storage.ministack import MiniStack
+from tests.support.icechunk.sessions.replicas import files_of_repository
 from tests.support.serving import client_of
+from tests.support.storage.ministack import MiniStack
 
 _SESSIONS: Final = "/api/datasets/root/sessions"
 

@@ -29,12 +29,13 @@ from shardgate.storage.contract import ABSENT
 from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.refusals import HttpMethod
 from shardgate.storage.s3 import S3Store
-from tests.storage.conftest import found
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
-from tests.storage.listening import Handler, Listener
-from tests.storage.proxy import Proxy
+from shardgate.storage.s3_signing import S3Signer
 from tests.support.processes import free_ports
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer, timeout_of
+from tests.support.storage.listening import Handler, Listener
+from tests.support.storage.proxy import Proxy
+from tests.support.storage.reading import found
 
 REF = ObjectRef("s3+lab://bucket", "key")
 
@@ -80,13 +81,15 @@ async def test_an_expired_signature_is_renewed_for_all_its_readers(
     faulty: FaultyServer, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Concurrent reads with one expired URL all succeed with a new one."""
-    sign = store._signer.presign
+    sign = S3Signer.presign
 
-    async def sign_after_a_while(method: HttpMethod, ref: ObjectRef) -> RequestTarget:
+    async def sign_after_a_while(
+        signer: S3Signer, method: HttpMethod, ref: ObjectRef
+    ) -> RequestTarget:
         await asyncio.sleep(0.05)  # as credentials that are refreshed take
-        return await sign(method, ref)
+        return await sign(signer, method, ref)
 
-    monkeypatch.setattr(store._signer, "presign", sign_after_a_while)
+    monkeypatch.setattr(S3Signer, "presign", sign_after_a_while)
     for _ in range(3):
         await store.get(REF)
     assert len({seen.query for seen in faulty.seen}) == 1

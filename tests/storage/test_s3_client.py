@@ -18,7 +18,7 @@ from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.refusals import Refusal
 from shardgate.storage.s3_client import S3Client
-from tests.storage.listening import Handler, Listener
+from tests.support.storage.listening import Handler, Listener
 
 MIB: Final = 1024**2
 BODY: Final = bytes(range(256)) * 4096 * 8

@@ -20,10 +20,10 @@ from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_client import S3Client
 from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_write import S3WriteOptions
-from tests.storage.amazon import DOMAINS, HOSTS, REGION, Amazon
-from tests.storage.conftest import found, stat_of
-from tests.storage.faulty import LONGEST_S
 from tests.support.seaweedfs import SeaweedFS, own_ports, running
+from tests.support.storage.amazon import DOMAINS, HOSTS, REGION, Amazon
+from tests.support.storage.faulty import LONGEST_S
+from tests.support.storage.reading import found, stat_of
 
 MIB: Final = 1024**2
 RIGHT: Final = f"test.s3.{REGION}.amazonaws.com"

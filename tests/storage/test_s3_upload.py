@@ -22,9 +22,9 @@ from shardgate.storage.contract import (
     plan_spans,
 )
 from shardgate.storage.s3_upload import Part, plan_parts
-from tests.storage.conftest import found, stat_of
-from tests.storage.s3_objects import Written
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.reading import found, stat_of
+from tests.support.storage.s3_objects import Written
 
 OLD = bytes(range(256)) * 8
 MIN = 50

@@ -16,11 +16,11 @@ from shardgate.errors import (
 from shardgate.model import ByteRange, ObjectRef, Piece
 from shardgate.storage.contract import ABSENT, CONFLICT, WriteNotice
 from shardgate.storage.s3 import S3Store
-from tests.storage.conftest import stat_of
-from tests.storage.ministack import MiniStack
-from tests.storage.proxy import Fault, Lie, Mishap, Proxy
-from tests.storage.s3_objects import Written
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.ministack import MiniStack
+from tests.support.storage.proxy import Fault, Lie, Mishap, Proxy
+from tests.support.storage.reading import stat_of
+from tests.support.storage.s3_objects import Written
 
 MIB = 1024**2
 LONGEST_S = 60.0

@@ -12,9 +12,9 @@ import pytest
 from shardgate.errors import StorageUnusableError
 from shardgate.model import ByteRange, ObjectRef, SuffixRange
 from shardgate.storage.http_store import HttpStore
-from tests.storage.conftest import found
-from tests.storage.faulty import LONGEST_S
-from tests.storage.listening import Handler, Listener
+from tests.support.storage.faulty import LONGEST_S
+from tests.support.storage.listening import Handler, Listener
+from tests.support.storage.reading import found
 
 DATA: Final = bytes(range(256)) * 64
 STORED: Final = gzip.compress(DATA)

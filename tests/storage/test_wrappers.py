@@ -23,6 +23,7 @@ from shardgate.storage.contract import ABSENT, CONFLICT, Listed
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call as TracedCall
 from shardgate.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
+from tests.support.records import replaced
 
 REF = ObjectRef("memory://bucket", "key")
 PASSING = [
@@ -31,7 +32,7 @@ PASSING = [
     TruncatedReadError(REF, "cut"),
 ]
 BACKOFF = RetryPolicy(5).backoff
-SLOW = BACKOFF._replace(sleep=lambda _: asyncio.sleep(60))
+SLOW = replaced(BACKOFF, sleep=lambda _: asyncio.sleep(60))
 FINAL = [
     StorageDeniedError(REF, "denied"),
     StorageUnusableError(REF, "no bucket"),
@@ -86,7 +87,7 @@ def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingS
         if slept is not None:
             slept.append(seconds)
 
-    backoff = BACKOFF._replace(sleep=sleep, uniform=lambda low, high: low + high)
+    backoff = replaced(BACKOFF, sleep=sleep, uniform=lambda low, high: low + high)
     return RetryingStore(inner, RetryPolicy(5, backoff=backoff))
 
 
@@ -187,7 +188,7 @@ async def test_failed_listing_is_resumed(delimiter: str) -> None:
 
     inner = Breaking([])
     for name in ("a", "b/c", "b/d", "b0", "e/f", "g", "h/i"):
-        inner.place(REF._replace(key=name), b"data")
+        inner.place(replaced(REF, key=name), b"data")
     bucket = ObjectRef(REF.bucket, "")
 
     found = [each.ref.key async for each in retrying(inner).list(bucket, delimiter=delimiter)]

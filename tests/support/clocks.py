@@ -1,4 +1,4 @@
-"""Clocks that tests put forward."""
+"""Clocks that tests set, or put forward."""
 
 import time
 from collections.abc import Generator
@@ -9,6 +9,17 @@ from unittest.mock import patch
 
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.read.resolver import Resolver
+
+
+@dataclass
+class Clock:
+    """A clock that is set by hand."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
 
 
 @dataclass

@@ -25,7 +25,7 @@ class Gateway:
     """A running service, which is the first process of a group."""
 
     def __init__(self, pid: int, url: str, output: IO[str]) -> None:
-        self._pid = pid
+        self.pid = pid
         self._output = output
         """Standard output, kept open while the service may write to it."""
         self._descriptor = os.pidfd_open(pid)
@@ -34,7 +34,7 @@ class Gateway:
     @property
     def resident_nbytes(self) -> int:
         """Resident memory of the process."""
-        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class Gateway:
 
     def _is_stopped(self) -> bool:
         """Return whether all threads are stopped, which a signal alone does not ensure."""
-        threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
+        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
         try:
             return all(each.read_text().rpartition(") ")[2].startswith("T") for each in threads)
         except (FileNotFoundError, ProcessLookupError):  # one has just ended
@@ -79,7 +79,7 @@ class Gateway:
 
     def _signal(self, number: int) -> None:
         if not self.wait(0):
-            os.killpg(self._pid, number)
+            os.killpg(self.pid, number)
 
 
 def of_dataset(

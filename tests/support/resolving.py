@@ -16,6 +16,7 @@ from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.settings import DatasetSettings, LimitSettings
 from shardgate.storage.contract import ObjectReader
+from tests.support.records import replaced
 
 ROOT = ObjectRef("memory://bucket", "data")
 NOTHING = Selection(HTTPStatus.OK)
@@ -24,7 +25,7 @@ NOTHING = Selection(HTTPStatus.OK)
 
 def everything(entity: Entity) -> Selection:
     """Select the whole entity, as it is stored."""
-    return NOTHING._replace(reads=ByteRange(0, entity.length))
+    return replaced(NOTHING, reads=ByteRange(0, entity.length))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from shardgate.settings import DatasetSettings, StoreSettings
-from tests.clients.filling import open_boto3, open_obstore
+from tests.support.clients.filling import open_boto3, open_obstore
 from tests.support.processes import free_ports, store_process
 
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")

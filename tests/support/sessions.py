@@ -11,8 +11,8 @@ import httpx
 import icechunk
 import zarr
 
-from tests.clients.filling import CLIENTS
-from tests.formats.zarr.building import array_metadata
+from tests.support.clients.filling import CLIENTS
+from tests.support.formats.zarr.building import array_metadata
 from tests.support.serving import client_of
 from tests.support.writable_repositories import Place
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,27 +31,19 @@ from shardgate.survey.inspect import (
     summarize,
 )
 from shardgate.survey.verify import verify
-from tests.formats.icechunk.repositories import Builder, digest, lab, spell
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata, consolidated, sharding
-from tests.formats.zip.archives import Entry, archive
-from tests.read.stores import Unlisted, WatchedStore, settle
+from tests.support.formats.icechunk.repositories import Builder, digest, lab, spell
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.zarr.building import array_metadata, consolidated, sharding
+from tests.support.formats.zip.archives import Entry, archive
+from tests.support.read.stores import Unlisted, WatchedStore, settle
 from tests.support.resolving import ROOT, reading
+from tests.support.survey.documents import ARRAY, filled
 
-ARRAY: Final = array_metadata([4, 6], [2, 3], [LITTLE])
 IMAGE: dict[str, Any] = {
     "zarr_format": 3,
     "node_type": "group",
     "attributes": {"ome": {"version": "0.5", "multiscales": [{}]}},
 }
-
-
-def filled[S: MemoryStore](store: S, **documents: Any) -> S:
-    """Store ``zarr.json`` documents in folders."""
-    for path, document in documents.items():
-        key = f"{path.strip('_').replace('__', '/')}/zarr.json".lstrip("/")
-        store.place(ROOT.join(key), json.dumps(document).encode())
-    return store
 
 
 async def look(store: MemoryStore, folder: str = "", within_s: float = 60) -> FolderOverview:

@@ -20,16 +20,16 @@ from shardgate.model import ObjectRef
 from shardgate.read.listing import Root
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.survey.reference_set import url_of_object, write_references
-from tests.formats.case import Case
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import ref
-from tests.formats.icechunk.case import CASES as ICECHUNK
-from tests.formats.icechunk.repositories import lab
-from tests.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
-from tests.formats.zarr.building import build
-from tests.formats.zarr.case import CASES as ZARR
 from tests.support.commands import run
 from tests.support.files import write_files
+from tests.support.formats.case import Case
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.building_repo import ref
+from tests.support.formats.icechunk.case import CASES as ICECHUNK
+from tests.support.formats.icechunk.repositories import lab
+from tests.support.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
+from tests.support.formats.zarr.building import build
+from tests.support.formats.zarr.case import CASES as ZARR
 from tests.support.serving import client_of
 
 CASES: Final = (*ZARR, *PRECOMPUTED, *ICECHUNK)

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from shardgate.errors import BadKeyError, DamagedError, StorageUnusableError
-from shardgate.formats.surveying import Description, Report
+from shardgate.formats.surveying import Description
 from shardgate.model import ObjectRef, VirtualKey
-from shardgate.read.listing import Root
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import DamageReport, inspect_key, inspect_root, inspect_shard
 from shardgate.survey.verify import verify
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
-from tests.formats.zarr.building import (
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
+from tests.support.formats.zarr.building import (
     ANY_LENGTH,
     CRC,
     EMPTY,
@@ -27,10 +26,8 @@ from tests.formats.zarr.building import (
     encode_index,
     sharding,
 )
-from tests.read.stores import Unlisted, WatchedStore
-from tests.support.resolving import reading
-
-BUCKET = "memory://t"
+from tests.support.read.stores import Unlisted, WatchedStore
+from tests.support.survey.verifying import BUCKET, report_of, root_of
 
 
 def array(codecs: list[Any], shape: int = 8, shard: int = 4) -> bytes:
@@ -55,20 +52,6 @@ def shard(*entries: tuple[int, int], body: bytes = b"") -> bytes:
 
 PLAIN = array([sharding([1])])
 """Metadata of shards of four chunks, without checksums."""
-
-
-def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root:
-    """Store *objects*, and open their root."""
-    store = store or MemoryStore()
-    for key, data in objects.items():
-        store.place(ObjectRef(BUCKET, key), data)
-    opened = reading(store, root=ObjectRef(BUCKET, ""))
-    return opened.resolver.root(opened.dataset)
-
-
-async def report_of(objects: dict[str, bytes], *, chunks: bool = False) -> Report:
-    """Verify *objects*."""
-    return await verify(root_of(objects), chunks=chunks)
 
 
 SOUND = shard((0, 2), (2, 2), EMPTY, (5, 3), body=b"aabb.ccc")

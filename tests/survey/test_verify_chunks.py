@@ -15,11 +15,11 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.core.buffer import Buffer
 
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import checksum
 from tests.support.files import read_files
-from tests.survey.test_verify import report_of
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import checksum
+from tests.support.survey.verifying import report_of
 
 _ENTRIES: Final = 8
 """Number of inner chunks of a shard."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import ref
-from tests.formats.icechunk.repositories import lab as repository
 from tests.support.commands import run
 from tests.support.files import write_files
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.building_repo import ref
+from tests.support.formats.icechunk.repositories import lab as repository
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.commands import run
 from tests.support.serving import serving
-from tests.viewers.images import put_all, put_image
-from tests.viewers.viewing import LOADED, RESTORE, Neuroglancer, Pixels, count
+from tests.support.viewers.images import put_all, put_image
+from tests.support.viewers.viewing import LOADED, RESTORE, Neuroglancer, Pixels, count
 
 MIDDLE: Final = (slice(180, 184), slice(195, 205))
 """Rows and columns in the ball, in the first panel of four."""

@@ -5,12 +5,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 import httpx
@@ -33,13 +30,13 @@ from shardgate.settings import (
     TokenSettings,
 )
 from shardgate.storage.memory import MemoryStore
-from tests.deploy.balancer import balancing
+from tests.support.deploy.balancer import balancing
 from tests.support.lacking import lack
 from tests.support.processes import environ, free_ports, wait_until
 from tests.support.proxies import PREFIX, locations, proxying
 from tests.support.serving import serving
-from tests.viewers.test_zarr import SECTIONS, VALUES, state, write
-from tests.viewers.viewing import RESTORE, picture_when_still, read_values
+from tests.support.viewers.stripes import SECTIONS, VALUES, state, write
+from tests.support.viewers.viewing import RESTORE, paging, picture_when_still, read_values
 
 _BUNDLER: Final = Path(__file__).parents[1] / "clients/js/neuroglancer.mjs"
 _SIZE: Final = ViewportSize(width=800, height=600)
@@ -61,24 +58,6 @@ window.addEventListener("message", event => heard.push(event.data));
 </script><button onclick="window.popup = window.open(LOGIN, 'its name')">open</button>
 <button onclick="document.body.append(Object.assign(document.createElement('iframe'),
     {src: LOGIN}))">frame</button>"""
-
-
-class _Files(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
-        """Log nothing."""
-
-
-@contextmanager
-def paging(folder: Path) -> Generator[str]:
-    """Serve the files of *folder*, and yield the origin."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,12 @@ from playwright.sync_api import Browser
 from zarr.storage import LocalStore
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.test_reading import JS
-from tests.clients.writing import consolidate
-from tests.http.auth.people import TOKENS, caller
+from tests.support.clients.reading import JS
+from tests.support.clients.writing import consolidate
+from tests.support.http.auth.people import TOKENS, caller
 from tests.support.lacking import lack
 from tests.support.serving import serving
-from tests.viewers.test_login import paging
-from tests.viewers.viewing import Asked, listen
+from tests.support.viewers.viewing import Asked, listen, paging
 
 SHAPE: Final = (96, 128)
 INNER: Final = 32

@@ -11,7 +11,7 @@ import pytest
 from neuroglancer import CoordinateSpace
 from neuroglancer.write_annotations import AnnotationWriter
 
-from tests.clients.precomputed.segments import (
+from tests.support.clients.precomputed.segments import (
     BOUND,
     COLLECTIONS,
     COUNT,
@@ -22,9 +22,15 @@ from tests.clients.precomputed.segments import (
     write_annotations,
     write_segments,
 )
-from tests.clients.precomputed.volumes import MURMUR, Scale, Volume, by_cloudvolume, sharding
-from tests.clients.services import Taker, chunks_in, from_folder, taking_into_folder
-from tests.viewers.viewing import Neuroglancer, View, count, sections
+from tests.support.clients.precomputed.volumes import (
+    MURMUR,
+    Scale,
+    Volume,
+    by_cloudvolume,
+    sharding,
+)
+from tests.support.clients.services import Taker, chunks_in, from_folder, taking_into_folder
+from tests.support.viewers.viewing import Neuroglancer, View, count, sections
 
 LINES: Final = (((2, 38, 36), (38, 38, 36)), ((2, 2, 2), (2, 38, 2)), ((22, 2, 30), (38, 2, 10)))
 """Lines with ids from 1, each related to the segment at its place in `IDS`."""

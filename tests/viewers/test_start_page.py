@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, Page, Route, ViewportSize
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.support.gates import Gate
 from tests.support.serving import serving
-from tests.viewers.conftest import REBOUND
-from tests.viewers.images import put_image
-from tests.viewers.viewing import picture_when_still
+from tests.support.viewers.browser import REBOUND
+from tests.support.viewers.images import put_image
+from tests.support.viewers.viewing import picture_when_still
 
 DESK: Final = ViewportSize(width=1200, height=900)
 HAND: Final = ViewportSize(width=360, height=740)

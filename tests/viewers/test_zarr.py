@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import icechunk
@@ -17,30 +17,12 @@ from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
-from tests.http.auth.people import TOKENS, caller
+from tests.support.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
+from tests.support.http.auth.people import TOKENS, caller
 from tests.support.serving import serving
-from tests.viewers.viewing import Neuroglancer, View, sections
+from tests.support.viewers.stripes import AXES, CENTER, INNER, SECTIONS, SHAPE, VALUES, state, write
+from tests.support.viewers.viewing import Neuroglancer, View, sections
 
-AXES: Final = ("z", "y", "x")
-SHAPE: Final = (40, 60, 70)
-CENTER: Final = (20, 30, 35)
-INNER: Final = (16, 16, 16)
-HOLE: Final = (slice(16, 32),) * 3
-"""An inner chunk that no shard holds, in sight."""
-SECTIONS: Final = sections(SHAPE, CENTER)
-LAYOUTS: Final[dict[str, Any]] = {"plain": {}, "sharded": {"shards": (32, 32, 32)}}
-
-
-def stripes() -> npt.NDArray[np.uint16]:
-    """Return slanting stripes with a hole."""
-    z, y, x = np.indices(SHAPE, np.uint16)
-    values = np.asarray(((6 * z + 4 * y + 3 * x) % 251 + 1) * 257, np.uint16)
-    values[HOLE] = 0
-    return values
-
-
-VALUES: Final = stripes()
 LATER: Final = np.where(VALUES, 252 * 257 - VALUES, 0).astype(np.uint16)
 """The negative, with the same hole."""
 STATES: Final = {"v1": VALUES, "main": LATER}
@@ -51,27 +33,6 @@ TWINS: Final = {
     "repository/@branch.main/sharded": ("main/sharded",),
 }
 """Arrays, and the same values without shards, as shards, or without a repository."""
-
-
-def state(source: str, center: tuple[int, ...] = CENTER) -> dict[str, Any]:
-    """Return a state with *source*, four pixels a voxel, in sections and in 3-d."""
-    return {
-        "dimensions": {axis: [1, ""] for axis in AXES},
-        "position": [middle + 0.5 for middle in center],
-        "crossSectionScale": 0.25,
-        "projectionScale": 100,
-        "showDefaultAnnotations": False,
-        "showAxisLines": False,
-        "layers": [{"type": "image", "name": "data", "source": f"{source}/|zarr3:"}],
-        "layout": "4panel",
-    }
-
-
-def write(store: Any, values: npt.NDArray[np.uint16]) -> None:
-    """Write *values* with and without shards."""
-    options: Any = {"chunks": INNER, "dimension_names": AXES, "overwrite": True}
-    for name, layout in LAYOUTS.items():
-        zarr.create_array(store, name=name, data=values, **options, **layout)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from shardgate.storage.memory import MemoryStore
-from tests.write.writers import filled
+from tests.support.write.writers import filled
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from shardgate.formats.contract import Checksummed
 from shardgate.model import ByteRange, ETag, Piece
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.rewrite import length_of, write_checksums
-from tests.read.stores import WatchedStore
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT
-from tests.write.writers import Between
+from tests.support.write.writers import Between
 
 REF = ROOT.join("shard")
 MIB = 1024**2

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.neuroglancer_precomputed import case as precomputed
+from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.serving import client_of
 
 _IDENTITY = {"accept-encoding": "identity"}

@@ -10,10 +10,10 @@ import pytest
 from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.read.stores import CallOn
-from tests.storage.conftest import found
+from tests.support.read.stores import CallOn
 from tests.support.resolving import ROOT
-from tests.write.writers import (
+from tests.support.storage.reading import found
+from tests.support.write.writers import (
     CHUNK_NBYTES,
     PER_SHARD,
     Between,

@@ -19,9 +19,9 @@ from shardgate.read.containers import Dataset
 from shardgate.storage.contract import NO_HEADERS, UPLOADS, Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
-from tests.read.stores import Clock
+from tests.support.clocks import Clock
 from tests.support.resolving import ROOT
-from tests.write.writers import Between, Replica, absent, replica, stored
+from tests.support.write.writers import Between, Replica, absent, replica, stored
 
 MAX = 100
 HOUR_S = 3600.0

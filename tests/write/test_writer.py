@@ -21,16 +21,15 @@ from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.memory import MemoryStore
 from shardgate.write.writer import KeyWrite
-from tests.formats.neuroglancer_precomputed.case import build_meshes
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr import draft
-from tests.formats.zarr.building import array_metadata, consolidated, regular, sharding
-from tests.read.stores import CallOn, SearchedContainers
 from tests.support.files import read_files
+from tests.support.formats.neuroglancer_precomputed.case import build_meshes
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr import draft
+from tests.support.formats.zarr.building import array_metadata, consolidated, regular, sharding
+from tests.support.read.stores import CallOn, SearchedContainers
 from tests.support.repositories import create
 from tests.support.resolving import NOTHING, ROOT
-from tests.support.zipped import encoded
-from tests.write.writers import (
+from tests.support.write.writers import (
     Between,
     absent,
     chunks_of,
@@ -41,6 +40,7 @@ from tests.write.writers import (
     the_same,
     zarr_json,
 )
+from tests.support.zipped import encoded
 
 GROUP: Final = b'{"zarr_format": 3, "node_type": "group"}'
 

@@ -9,13 +9,16 @@ import pytest
 import zarr
 
 from shardgate.settings import Settings, VirtualPrefix
-from tests.clients.arrays import BY_NAME
-from tests.clients.icechunk.repositories import (
+from tests.support.clients.arrays import BY_NAME
+from tests.support.clients.icechunk.repositories import (
     DATA,
     HISTORIES,
     SHARDED,
     VERSIONS,
+    VOLUME,
+    ZARR,
     Elsewhere,
+    bare,
     in_bucket,
     in_folder,
     in_web,
@@ -26,17 +29,14 @@ from tests.clients.icechunk.repositories import (
     write_split,
     write_virtual,
 )
-from tests.clients.precomputed.cases import BY_NAME as VOLUMES
-from tests.clients.precomputed.volumes import write as write_volume
-from tests.clients.services import served_fixtures
-from tests.clients.writing import quiet, write
-from tests.storage.faulty import FaultyServer, etag
+from tests.support.clients.precomputed.cases import BY_NAME as VOLUMES
+from tests.support.clients.precomputed.volumes import write as write_volume
+from tests.support.clients.services import served_fixtures
+from tests.support.clients.writing import quiet, write
 from tests.support.files import read_files
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
-
-KINDS = ("eventful", "placed", "split", "history")
-ZARR, VOLUME = "index/zarr_end_little_crc", "bits/identity_1_2_3"
+from tests.support.storage.faulty import FaultyServer, etag
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,12 +96,6 @@ def places(
             "s3": in_bucket(seaweedfs, "sources", bare(told["ETag"])),
             "http": in_web(url, bare(etag(DATA))),
         }
-
-
-def bare(quoted: str | None) -> str:
-    """Remove the quotes of an ETag."""
-    assert quoted is not None
-    return quoted.strip('"')
 
 
 @pytest.fixture(scope="session")

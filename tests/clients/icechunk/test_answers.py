@@ -12,11 +12,11 @@ import pytest
 import zarr
 
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.repositories import commit, create, migrate, write_kinds
-from tests.clients.services import ask, connect
-from tests.storage.faulty import FaultyServer, etag
+from tests.support.clients.icechunk.repositories import commit, create, migrate, write_kinds
+from tests.support.clients.services import ask, connect
 from tests.support.files import read_files
 from tests.support.serving import serving
+from tests.support.storage.faulty import FaultyServer, etag
 
 LASTING: Final = "public, max-age=31536000, immutable"
 BRIEF: Final = "public, max-age=7"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.icechunk.histories import (
+from tests.support.clients.icechunk.histories import (
     COPY,
     EVENT,
     OURS,

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.clients.icechunk.model import (
+from tests.support.clients.icechunk.model import (
     Content,
     Replica,
     by_library,
@@ -32,7 +32,17 @@ from tests.clients.icechunk.model import (
     compare_tree,
     edit_by_library,
 )
-from tests.formats.icechunk.trees import FIRST, MOVES, STEPS, Draft, Edit, Step, Tree, Write, merge
+from tests.support.formats.icechunk.trees import (
+    FIRST,
+    MOVES,
+    STEPS,
+    Draft,
+    Edit,
+    Step,
+    Tree,
+    Write,
+    merge,
+)
 from tests.support.serving import client_of
 
 INLINE_NBYTES: Final = 8

@@ -16,9 +16,8 @@ import zarr
 import zarr.storage
 
 from shardgate.settings import Settings
-from tests.clients.arrays import BY_NAME
-from tests.clients.icechunk.conftest import KINDS, VOLUME, ZARR
-from tests.clients.icechunk.library import (
+from tests.support.clients.arrays import BY_NAME
+from tests.support.clients.icechunk.library import (
     Node,
     compare_chunks,
     compare_documents,
@@ -26,21 +25,24 @@ from tests.clients.icechunk.library import (
     nodes_of,
     refs_of,
 )
-from tests.clients.icechunk.repositories import (
+from tests.support.clients.icechunk.repositories import (
+    KINDS,
     ODD_TAGS,
     SHARDED,
     STORABLE,
     VERSIONS,
+    VOLUME,
+    ZARR,
     commit,
     spec,
     storage,
     write_placed,
 )
-from tests.clients.precomputed.cases import BY_NAME as VOLUMES
-from tests.clients.precomputed.volumes import read_tensorstore
-from tests.clients.services import connect, from_each_store, from_folder
-from tests.clients.test_reading import OPENERS, over_fsspec
-from tests.clients.writing import counted, quiet, same
+from tests.support.clients.precomputed.cases import BY_NAME as VOLUMES
+from tests.support.clients.precomputed.volumes import read_tensorstore
+from tests.support.clients.reading import OPENERS, over_fsspec
+from tests.support.clients.services import connect, from_each_store, from_folder
+from tests.support.clients.writing import counted, quiet, same
 from tests.support.files import read_files
 from tests.support.seaweedfs import stored_in
 from tests.support.serving import serving

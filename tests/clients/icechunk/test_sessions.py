@@ -18,10 +18,11 @@ import pytest
 import xarray
 import zarr
 
-from tests.clients.filling import CLIENTS
-from tests.faults.sites import asked, client_of, configured, put
+from tests.support.clients.filling import CLIENTS
 from tests.support.committing import Client, put_array, put_group
+from tests.support.faults.sites import asked, client_of, configured, put
 from tests.support.gateways import forked
+from tests.support.records import replaced
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.sessions import Replicas, replicas
 from tests.support.writable_repositories import Place, new_place
@@ -360,7 +361,7 @@ def library(place: Place) -> Write:
             made = session.commit(f"{value}", rebase_with=icechunk.ConflictDetector())
         except (icechunk.RebaseFailedError, icechunk.ConflictError):
             return told
-        return told._replace(snapshot_id=made)
+        return replaced(told, snapshot_id=made)
 
     return write
 
@@ -368,12 +369,12 @@ def library(place: Place) -> Write:
 def _told(answer: httpx.Response, told: Told) -> Told:
     body = answer.json()
     if answer.status_code == 201:
-        return told._replace(snapshot_id=body["snapshot_id"])
+        return replaced(told, snapshot_id=body["snapshot_id"])
     assert answer.status_code == 409, answer.text
     assert body["expected_parent"] == told.parent_id
     (conflict,) = body["conflicts"]
     assert (conflict["path"], conflict["chunks"]) == ("/a", [[told.chunk]])
-    return told._replace(actual_parent=body["actual_parent"])
+    return replaced(told, actual_parent=body["actual_parent"])
 
 
 def _bytes(value: int) -> bytes:

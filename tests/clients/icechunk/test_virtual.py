@@ -20,9 +20,8 @@ from shardgate.settings import (
     StoreSettings,
     VirtualPrefix,
 )
-from tests.clients.icechunk.conftest import bare
-from tests.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
-from tests.clients.icechunk.repositories import (
+from tests.support.clients.icechunk.library import compare_documents, compare_nodes, nodes_of
+from tests.support.clients.icechunk.repositories import (
     DATA,
     MANY,
     OFFSETS,
@@ -30,6 +29,7 @@ from tests.clients.icechunk.repositories import (
     VERSIONS,
     Elsewhere,
     authorized,
+    bare,
     commit,
     configuration,
     in_bucket,
@@ -39,12 +39,12 @@ from tests.clients.icechunk.repositories import (
     refer_to_parts,
     storage,
 )
-from tests.clients.services import connect
-from tests.storage.conftest import az_settings
-from tests.storage.faulty import FaultyServer
+from tests.support.clients.services import connect
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
+from tests.support.storage.faulty import FaultyServer
+from tests.support.storage.reading import az_settings
 
 PLACES = ("file", "s3", "http")
 KEPT = "public, max-age=31536000, immutable"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -10,8 +9,8 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.clients.precomputed.cases import BY_NAME, CASES
-from tests.clients.precomputed.segments import (
+from tests.support.clients.precomputed.cases import BY_NAME, CASES
+from tests.support.clients.precomputed.segments import (
     COLLECTIONS,
     RESHARDED,
     compress_manifests,
@@ -20,8 +19,8 @@ from tests.clients.precomputed.segments import (
     write_legacy,
     write_segments,
 )
-from tests.clients.precomputed.volumes import Volume, write
-from tests.clients.services import Taker, connect, served_fixtures, taking_into_folder
+from tests.support.clients.precomputed.volumes import Volume, Written, write
+from tests.support.clients.services import Taker, connect, served_fixtures, taking_into_folder
 
 _NAP_S: Final = 0.002
 
@@ -33,14 +32,6 @@ def _wakeful() -> Generator[None]:
         clock = SimpleNamespace(sleep=lambda rest_s: time.sleep(min(rest_s, _NAP_S)))
         patch.setattr("cloudfiles.threaded_queue.time", clock)
         yield
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Folders of the served data and of the same data without shards."""
-
-    bucket: Path
-    twins: Path
 
 
 @pytest.fixture(scope="session")

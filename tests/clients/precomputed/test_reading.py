@@ -1,6 +1,5 @@
 """TensorStore, cloud-volume and neuroglancer read volumes and segments without shards."""
 
-from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -11,12 +10,11 @@ import pytest
 import tensorstore
 from cloudvolume import CloudVolume
 from cloudvolume.exceptions import EmptyVolumeException, SkeletonDecodeError
-from neuroglancer.read_precomputed_annotations import AnnotationReader
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
-from tests.clients.precomputed.conftest import Written
-from tests.clients.precomputed.segments import (
+from tests.support.clients.precomputed.cases import BY_NAME, FURTHER, VALUES
+from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
+from tests.support.clients.precomputed.segments import (
     ABSENT,
     COLLECTIONS,
     COUNT,
@@ -29,9 +27,15 @@ from tests.clients.precomputed.segments import (
     mesh_parts,
     skeleton_bytes,
 )
-from tests.clients.precomputed.volumes import LOSSY, Volume, read_cloudvolume, read_tensorstore
-from tests.clients.services import ask, chunks_in, from_each_store
-from tests.clients.writing import same
+from tests.support.clients.precomputed.volumes import (
+    LOSSY,
+    Volume,
+    Written,
+    read_cloudvolume,
+    read_tensorstore,
+)
+from tests.support.clients.services import ask, chunks_in, from_each_store
+from tests.support.clients.writing import same
 from tests.support.files import read_files
 from tests.support.serving import serving
 
@@ -169,13 +173,7 @@ def test_tensorstore_detects_a_precomputed_volume(service: str) -> None:
     same(array.read().result(), VALUES)
 
 
-SKELETONS: Final = "skeletons_mip_0"
 MESHES: Final = ("sharded", "gzip_manifests")
-
-
-def opened(url: str) -> Any:
-    """Open the segmentation at *url* with cloud-volume."""
-    return CloudVolume(url, progress=False)
 
 
 @pytest.mark.parametrize("name", [*MESHES, "legacy"])
@@ -263,32 +261,6 @@ def test_skeleton_is_served_as_a_decoded_file(
 
 
 NO_ID: Final = 2
-
-
-def read_annotations(url: str, keys: Iterable[str]) -> dict[str, Sequence[str] | None]:
-    """Return the annotations in each of the files *keys*, or None if the file is absent."""
-    reader = AnnotationReader(url)
-    found: dict[str, Sequence[str] | None] = {}
-    for key in keys:
-        folder, name = key.split("/")
-        try:
-            if folder == "by_id":
-                found[key] = [_spelled(reader.by_id[int(name)])]
-            elif folder.startswith("spatial"):
-                level = reader.spatial[int(folder.removeprefix("spatial"))]
-                found[key] = list(map(_spelled, level[tuple(map(int, name.split("_")))]))
-            else:
-                related = reader.relationships[folder.removeprefix("rel_")]
-                found[key] = list(map(_spelled, related[int(name)]))
-        except KeyError:
-            found[key] = None
-    return found
-
-
-def _spelled(annotation: Any) -> str:
-    """Return all members of an annotation as text."""
-    related = [list(map(int, ids)) for ids in annotation.segments or []]
-    return f"{annotation.to_json()} {related}"
 
 
 @from_each_store

@@ -22,25 +22,25 @@ from cloudvolume.datasource.precomputed.sharding import (
 from cloudvolume.exceptions import EmptyFileException
 
 from shardgate.formats.contract import LARGE_NBYTES
-from tests.clients.filling import KEYS
-from tests.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
-from tests.clients.precomputed.conftest import Written
-from tests.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
-from tests.clients.precomputed.test_reading import SKELETONS, opened, read_annotations
-from tests.clients.precomputed.volumes import (
+from tests.support.clients.filling import KEYS
+from tests.support.clients.precomputed.cases import BY_NAME, FURTHER, pyramid
+from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
+from tests.support.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
+from tests.support.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
     MURMUR,
     Volume,
+    Written,
     by_tensorstore,
     document,
     read_tensorstore,
     sharding,
     write_shards,
 )
-from tests.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
-from tests.clients.writing import Values, same
-from tests.formats.neuroglancer_precomputed.shards import chunks_of, decoded
+from tests.support.clients.services import Files, Taker, chunks_in, lay_out, mixed, s3_kvstore
+from tests.support.clients.writing import Values, same
+from tests.support.formats.neuroglancer_precomputed.shards import chunks_of, decoded
 
 
 def other_values(values: Values) -> Values:

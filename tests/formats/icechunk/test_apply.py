@@ -17,8 +17,8 @@ from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import Dimension, StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.repositories import array, group
-from tests.formats.icechunk.trees import (
+from tests.support.formats.icechunk.repositories import array, group
+from tests.support.formats.icechunk.trees import (
     EMPTY,
     STEP,
     Node,
@@ -30,7 +30,7 @@ from tests.formats.icechunk.trees import (
     difference,
     run,
 )
-from tests.formats.zarr.building import rectilinear, regular
+from tests.support.formats.zarr.building import rectilinear, regular
 
 A, B, C, D = (b"%08d" % number for number in range(4))
 

@@ -22,7 +22,7 @@ from shardgate.formats.icechunk.manifest_writer import Rewritten
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.icechunk.transaction_log import TransactionLog
-from tests.formats.icechunk.peer import (
+from tests.support.formats.icechunk.peer import (
     change_set,
     logged,
     open_array,
@@ -30,8 +30,8 @@ from tests.formats.icechunk.peer import (
     read_manifest,
     stored,
 )
-from tests.formats.icechunk.repositories import array, group
-from tests.formats.icechunk.trees import (
+from tests.support.formats.icechunk.repositories import array, group
+from tests.support.formats.icechunk.trees import (
     EMPTY,
     STEP,
     Step,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.flatbuffers import FileType, open_envelope
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, envelope, header
+from tests.support.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, envelope, header
 
 _LIMIT = 2**20
 _PAYLOAD = bytes(range(256)) * 3000

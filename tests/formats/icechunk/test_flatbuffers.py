@@ -31,10 +31,11 @@ from shardgate.formats.icechunk.flatbuffers import (
     values_of,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import Number, Numbers, Struct, Structs, payload
-from tests.formats.icechunk.building import Table as Fields
+from tests.support.formats.icechunk.building import Number, Numbers, Struct, Structs, payload
+from tests.support.formats.icechunk.building import Table as Fields
+from tests.support.records import replaced
 
-_INNER = TableType(UINT8._replace(absent=9))
+_INNER = TableType(replaced(UINT8, absent=9))
 _ROOT = TableType(
     UINT8,
     UINT16,

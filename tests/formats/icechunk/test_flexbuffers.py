@@ -24,8 +24,8 @@ from shardgate.formats.icechunk.metadata_items import (
     read_metadata,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import payload
-from tests.formats.icechunk.building_repo import Fields, Repo, item
+from tests.support.formats.icechunk.building import payload
+from tests.support.formats.icechunk.building_repo import Fields, Repo, item
 
 
 def _built(build: Callable[[Any], object]) -> bytes:

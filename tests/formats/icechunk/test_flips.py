@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError, NotAllowedError, OfflineError, StorageError
-from tests.attacks.mutating import Change, changes
-from tests.formats.icechunk import building_repo
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.case import SHARDED
-from tests.formats.icechunk.repositories import Builder
-from tests.formats.icechunk.served import ARCHIVE, SECRET, Served
-from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
+from tests.support.attacks.mutating import Change, changes
+from tests.support.formats.icechunk import building_repo
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.case import SHARDED
+from tests.support.formats.icechunk.repositories import Builder
+from tests.support.formats.icechunk.served import ARCHIVE, SECRET, Served
+from tests.support.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.support.processor import processor_time_below
 from tests.support.resolving import ROOT
 

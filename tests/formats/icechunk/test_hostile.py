@@ -12,14 +12,21 @@ from shardgate.errors import DamagedError, OfflineError
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.model import ObjectRef
 from shardgate.storage.local import LocalStore
-from tests.formats.icechunk import building_repo
-from tests.formats.icechunk.building import MANIFEST, REPO_INFO, SNAPSHOT, Ref, Table, envelope
-from tests.formats.icechunk.building_repo import NOON, U8, U64
-from tests.formats.icechunk.case import PLAIN, SHARDED
-from tests.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
-from tests.formats.icechunk.served import ARCHIVE, LINE, Served
-from tests.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.support.files import write_files
+from tests.support.formats.icechunk import building_repo
+from tests.support.formats.icechunk.building import (
+    MANIFEST,
+    REPO_INFO,
+    SNAPSHOT,
+    Ref,
+    Table,
+    envelope,
+)
+from tests.support.formats.icechunk.building_repo import NOON, U8, U64
+from tests.support.formats.icechunk.case import PLAIN, SHARDED
+from tests.support.formats.icechunk.repositories import Builder, digest, node_id, repo, spell
+from tests.support.formats.icechunk.served import ARCHIVE, LINE, Served
+from tests.support.formats.zarr.building import LITTLE, array_metadata, encode_shard
 from tests.support.resolving import Reading, reading
 
 GOOD = b"the good chunk"

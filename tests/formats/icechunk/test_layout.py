@@ -14,13 +14,13 @@ from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
-from tests.formats.case import filled
-from tests.formats.icechunk import building_repo
-from tests.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
-from tests.formats.icechunk.case import SHARDED
-from tests.formats.icechunk.repositories import Builder, digest, group, repo, spell
-from tests.formats.icechunk.served import LINE, TTL_S, Served
-from tests.formats.zarr.building import encode_shard
+from tests.support.formats.case import filled
+from tests.support.formats.icechunk import building_repo
+from tests.support.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
+from tests.support.formats.icechunk.case import SHARDED
+from tests.support.formats.icechunk.repositories import Builder, digest, group, repo, spell
+from tests.support.formats.icechunk.served import LINE, TTL_S, Served
+from tests.support.formats.zarr.building import encode_shard
 from tests.support.resolving import ROOT
 
 LIMIT = 2**20

@@ -23,7 +23,14 @@ from shardgate.formats.icechunk.manifest import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
-from tests.formats.icechunk.building import MANIFEST, Number, Numbers, Ref, envelope, manifest
+from tests.support.formats.icechunk.building import (
+    MANIFEST,
+    Number,
+    Numbers,
+    Ref,
+    envelope,
+    manifest,
+)
 
 _ID = b"manifest  id"
 _NODE = b"the node"

@@ -38,8 +38,16 @@ from shardgate.formats.icechunk.repo_info import RepoInfoDecoder
 from shardgate.formats.icechunk.snapshot import ManifestFile, ManifestRef, StoredArray
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
-from tests.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
-from tests.formats.icechunk.peer import ARCHIVE, LIMIT, Peer, array, delete, read_manifest, write
+from tests.support.formats.icechunk.building import MANIFEST, Ref, Table, envelope, manifest
+from tests.support.formats.icechunk.peer import (
+    ARCHIVE,
+    LIMIT,
+    Peer,
+    array,
+    delete,
+    read_manifest,
+    write,
+)
 from tests.support.payloads import references
 
 new_id = partial(os.urandom, 12)

@@ -22,8 +22,8 @@ from shardgate.formats.icechunk.repo_info import (
     Update,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import Struct
-from tests.formats.icechunk.building_repo import (
+from tests.support.formats.icechunk.building import Struct
+from tests.support.formats.icechunk.building_repo import (
     FIRST,
     NOON,
     U8,
@@ -36,7 +36,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
-from tests.formats.icechunk.peer import logged
+from tests.support.formats.icechunk.peer import logged
 from tests.support.repositories import BUILDERS, Written, create
 
 LIMIT = 1 << 20

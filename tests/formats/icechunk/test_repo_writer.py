@@ -29,9 +29,9 @@ from shardgate.formats.icechunk.repo_writer import (
     seal_repo,
 )
 from shardgate.formats.reading import DecodeError
-from tests.attacks.mutating import Change, at_random, changes
-from tests.formats.icechunk.building import REPO_INFO, Numbers, Struct, Structs, envelope
-from tests.formats.icechunk.building_repo import (
+from tests.support.attacks.mutating import Change, at_random, changes
+from tests.support.formats.icechunk.building import REPO_INFO, Numbers, Struct, Structs, envelope
+from tests.support.formats.icechunk.building_repo import (
     FIRST,
     NOON,
     U8,
@@ -44,6 +44,7 @@ from tests.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
+from tests.support.records import replaced
 from tests.support.repositories import BUILDERS, METADATA, ROOT_ID
 
 _numbers = count(1)
@@ -269,7 +270,7 @@ def test_operations_of_each_kind_are_kept() -> None:
 
     newest, before, *others = after.updates()
     assert (newest.kind, newest.backup_path) == ("branch_created", None)
-    assert [before._replace(backup_path=None), *others] == info.updates()
+    assert [replaced(before, backup_path=None), *others] == info.updates()
     assert before.backup_path == "repo.1.A"
 
 
@@ -334,8 +335,8 @@ def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> No
 
     found, read = after.snapshots(), info.snapshots()
     assert sorted(map(repr, found)) == sorted(map(repr, read))
-    updates = [each._replace(backup_path=None) for each in after.updates()[1:]]
-    assert updates == [each._replace(backup_path=None) for each in info.updates()[: len(updates)]]
+    updates = [replaced(each, backup_path=None) for each in after.updates()[1:]]
+    assert updates == [replaced(each, backup_path=None) for each in info.updates()[: len(updates)]]
 
 
 def test_metadata_of_a_snapshot_has_the_id_of_its_write() -> None:

@@ -33,12 +33,12 @@ from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
-from tests.formats.case import filled
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
-from tests.formats.icechunk.repositories import Builder, node_id, spell
-from tests.formats.icechunk.served import ARCHIVE, Served
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.case import filled
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.building_repo import NOON, U8, U64, Repo, ref, snapshot
+from tests.support.formats.icechunk.repositories import Builder, node_id, spell
+from tests.support.formats.icechunk.served import ARCHIVE, Served
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT
 
 ERA = {"name": "era", "url_prefix": "s3://archive/era5/", "store": "s3"}

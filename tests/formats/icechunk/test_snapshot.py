@@ -31,11 +31,18 @@ from shardgate.formats.icechunk.snapshot import (
     write_snapshot,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk import building
-from tests.formats.icechunk.building import SNAPSHOT, Number, Struct, Structs, envelope, payload
-from tests.formats.icechunk.case import PLAIN, SHARDED
-from tests.formats.icechunk.repositories import GROUP
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.icechunk import building
+from tests.support.formats.icechunk.building import (
+    SNAPSHOT,
+    Number,
+    Struct,
+    Structs,
+    envelope,
+    payload,
+)
+from tests.support.formats.icechunk.case import PLAIN, SHARDED
+from tests.support.formats.icechunk.repositories import GROUP
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 
 LIMIT = 2**20
 ID = b"the snapshot"

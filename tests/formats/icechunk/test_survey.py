@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from shardgate.cli import app
 from shardgate.errors import UnknownRefError
-from tests.formats.icechunk.building import Ref
-from tests.formats.icechunk.building_repo import NOON, U8, U64, ref, snapshot
-from tests.formats.icechunk.repositories import Builder, digest, lab, spell
-from tests.formats.zarr.building import CRC, LITTLE, array_metadata, checksum, sharding
 from tests.support.files import write_files
+from tests.support.formats.icechunk.building import Ref
+from tests.support.formats.icechunk.building_repo import NOON, U8, U64, ref, snapshot
+from tests.support.formats.icechunk.repositories import Builder, digest, lab, spell
+from tests.support.formats.zarr.building import CRC, LITTLE, array_metadata, checksum, sharding
 
 INLINE = Ref(index=[0], inline=b"xy")
 

@@ -20,8 +20,8 @@ from shardgate.formats.icechunk.transaction_log import (
     write_transaction_log,
 )
 from shardgate.formats.reading import DecodeError
-from tests.formats.icechunk.building import TRANSACTION_LOG, Struct, Structs, envelope
-from tests.formats.icechunk.building_repo import (
+from tests.support.formats.icechunk.building import TRANSACTION_LOG, Struct, Structs, envelope
+from tests.support.formats.icechunk.building_repo import (
     FIRST,
     U8,
     Fields,
@@ -29,7 +29,7 @@ from tests.formats.icechunk.building_repo import (
     changed_chunks,
     transaction_log,
 )
-from tests.formats.icechunk.peer import Peer, array, delete, logged, read_id, write
+from tests.support.formats.icechunk.peer import Peer, array, delete, logged, read_id, write
 
 DECODE = TransactionLogDecoder(FIRST, 1 << 20)
 A, B, C = b"node   a", b"node   b", b"node   c"

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.formats.kerchunk.beside import (
+from tests.support.formats.kerchunk.beside import (
     DATA,
     NEGATIVE,
     PART,

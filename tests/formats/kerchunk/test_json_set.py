@@ -24,7 +24,7 @@ from shardgate.formats.kerchunk.reference_table import (
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange
-from tests.formats.kerchunk.sets import (
+from tests.support.formats.kerchunk.sets import (
     LIMIT_NBYTES,
     fsspec_of,
     kerchunk_of,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
 from shardgate.formats.reading import DecodeError, StepsError
-from tests.formats.kerchunk.thrift import Field, assemble, encode, varint
+from tests.support.formats.kerchunk.thrift import Field, assemble, encode, varint
 
 PATHS = ["s3://b/a.nc", None, "s3://b/b.nc", "s3://b/a.nc", "é", ""]
 RAWS = [None, b"", b"\x00\xff", None, None, b"x" * 300]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from fsspec.implementations.reference import LazyReferenceMapper
 
-from tests.formats.kerchunk.beside import (
+from tests.support.formats.kerchunk.beside import (
     DATA,
     PART,
     REFUSED,
@@ -22,7 +22,7 @@ from tests.formats.kerchunk.beside import (
     part_of,
     write_sources,
 )
-from tests.formats.kerchunk.sets import write_parquet
+from tests.support.formats.kerchunk.sets import write_parquet
 
 
 def _lazy(refs: Mapping[str, Any], record_size: int = 4) -> Callable[[Path], None]:

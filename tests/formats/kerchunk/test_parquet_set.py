@@ -24,7 +24,7 @@ from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange
-from tests.formats.kerchunk.sets import (
+from tests.support.formats.kerchunk.sets import (
     LIMIT_NBYTES,
     kerchunk_of,
     opening,

@@ -10,7 +10,7 @@ from shardgate.formats.kerchunk.reference_table import TableBuilder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import allow
 from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored
-from tests.formats.kerchunk.sets import opening, write_json
+from tests.support.formats.kerchunk.sets import opening, write_json
 
 ROOTS = {
     "s3://bucket/": ObjectRef("s3", ""),

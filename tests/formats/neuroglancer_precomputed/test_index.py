@@ -16,8 +16,8 @@ from shardgate.formats.neuroglancer_precomputed.index import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange
-from tests.formats.neuroglancer_precomputed import shards
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
+from tests.support.formats.neuroglancer_precomputed import shards
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, encode_minishard
 from tests.support.zipped import zipped
 
 _MOST_NBYTES = 2**16

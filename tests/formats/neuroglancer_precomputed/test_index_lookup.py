@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from shardgate.errors import DamagedError
 from shardgate.formats.neuroglancer_precomputed.index import MeshManifestDecoder
 from shardgate.formats.reading import DecodeError
-from tests.formats.case import Container
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.case import Container
+from tests.support.formats.neuroglancer_precomputed.case import (
     build,
     encode_manifest,
     mesh_info,
     skeleton_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import (
+from tests.support.formats.neuroglancer_precomputed.shards import (
     SINGLE,
     Sharding,
     encode_minishard,

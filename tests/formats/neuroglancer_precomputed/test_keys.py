@@ -15,7 +15,7 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
     Names,
     VoxelBounds,
 )
-from tests.formats.neuroglancer_precomputed.shards import morton
+from tests.support.formats.neuroglancer_precomputed.shards import morton
 
 _grids = st.lists(st.integers(1, 2**12), min_size=1, max_size=5).map(tuple).map(
     MortonGrid

@@ -9,8 +9,8 @@ import tensorstore as ts
 
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.model import Coded, Inline, Stored, VirtualKey, Whole
-from tests.formats.case import Container
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.case import Container
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
     build,
@@ -20,7 +20,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     mesh_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import (
+from tests.support.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     address,
     build_shards,

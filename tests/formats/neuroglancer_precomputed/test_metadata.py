@@ -23,8 +23,8 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import Description
-from tests.formats.mutating import members
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.mutating import members
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
     annotation_info,
@@ -32,7 +32,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING, Sharding
 
 _KNOWN = {
     *("@type", "sharding", "scales", "by_id", "relationships", "spatial", "key"),

@@ -17,8 +17,8 @@ from shardgate.formats.neuroglancer_precomputed.survey import ShardTables
 from shardgate.model import ByteRange, VirtualKey, Whole
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.containers import Routes
-from tests.formats.case import filled, render, write_chunks
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.case import filled, render, write_chunks
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
     MURMUR,
@@ -27,7 +27,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import (
+from tests.support.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     SINGLE,
     Sharding,
@@ -37,27 +37,13 @@ from tests.formats.neuroglancer_precomputed.shards import (
     container,
     decoded,
     encode_minishard,
+    shardings,
     single_shard,
 )
 from tests.support.resolving import ROOT, reading
 from tests.support.zipped import zipped
 
-_ENCODINGS = ("raw", "gzip")
 _SPREAD = {**SINGLE, "minishard_bits": 2}
-
-
-@st.composite
-def shardings(draw: st.DrawFn) -> Sharding:
-    """Draw any sharding with few minishards."""
-    return {
-        **RAW_SHARDING,
-        "hash": draw(st.sampled_from(["identity", "murmurhash3_x86_128"])),
-        "preshift_bits": draw(st.integers(0, 3)),
-        "minishard_bits": draw(st.integers(0, 6)),
-        "shard_bits": draw(st.sampled_from([0, 0, 1, 5])),
-        "minishard_index_encoding": draw(st.sampled_from(_ENCODINGS)),
-        "data_encoding": draw(st.sampled_from(_ENCODINGS)),
-    }
 
 
 _ids = st.integers(0, 40) | st.integers(0, 2**64 - 1)

@@ -22,8 +22,8 @@ from shardgate.formats.surveying import IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.case import filled
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.case import filled
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     build,
     encode_manifest,
@@ -31,7 +31,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import (
+from tests.support.formats.neuroglancer_precomputed.shards import (
     RAW_SHARDING,
     SINGLE,
     Sharding,
@@ -39,9 +39,9 @@ from tests.formats.neuroglancer_precomputed.shards import (
     container,
     encode_minishard,
     encode_shard,
+    shardings,
     single_shard,
 )
-from tests.formats.neuroglancer_precomputed.test_rewrite import shardings
 from tests.support.resolving import ROOT
 from tests.support.zipped import zipped
 

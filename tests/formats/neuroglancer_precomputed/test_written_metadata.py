@@ -10,9 +10,10 @@ import pytest
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
+from shardgate.formats.neuroglancer_precomputed.metadata import parse_info
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed.case import (
+from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     MURMUR,
     annotation_info,
@@ -20,8 +21,7 @@ from tests.formats.neuroglancer_precomputed.case import (
     skeleton_info,
     volume_info,
 )
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.neuroglancer_precomputed.test_metadata import parse
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.resolving import ROOT
 
 type Document = Any
@@ -59,7 +59,9 @@ async def _stored(given: Document, stored: Document) -> Document:
 
 
 def _served(stored: Document) -> Document:
-    return json.loads(parse(stored).served)
+    info = parse_info(stored, json.dumps(stored).encode())
+    assert info is not None
+    return json.loads(info.served)
 
 
 @EVERY

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 
 from shardgate.formats.zarr.metadata import parse_array
-from tests.formats.zarr.building import array_metadata, rectilinear, sharding
-from tests.formats.zarr.nesting import Nesting, nestings
+from tests.support.formats.zarr.building import array_metadata, rectilinear, sharding
+from tests.support.formats.zarr.nesting import Nesting, nestings
 
 
 @settings(max_examples=100)

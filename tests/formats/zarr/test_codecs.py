@@ -7,7 +7,7 @@ import zstandard
 
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import ChunkForm, chunk_form, has_sharding, shape_of, unshard
-from tests.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
+from tests.support.formats.zarr.building import BIG, CRC, LITTLE, checksum, sharding
 
 _GZIP = {"name": "gzip", "configuration": {"level": 1}}
 

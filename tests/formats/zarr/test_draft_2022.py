@@ -25,8 +25,8 @@ from shardgate.formats.surveying import ChunkCollection, Description
 from shardgate.model import MISSING, ByteRange, Inline, SuffixRange, VirtualKey, Whole
 from shardgate.read.listing import list_names
 from shardgate.read.perform import DirectFetch
-from tests.formats.case import Container, filled, write_chunks
-from tests.formats.zarr.draft import (
+from tests.support.formats.case import Container, filled, write_chunks
+from tests.support.formats.zarr.draft import (
     CORE,
     ENTRY_POINT,
     array_metadata,
@@ -35,7 +35,7 @@ from tests.formats.zarr.draft import (
     encode_index,
     sharding,
 )
-from tests.read.stores import WatchedStore
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT, reading
 
 _META = "meta/root/foo/bar.array.json"

@@ -21,8 +21,8 @@ from shardgate.formats.zarr.draft_2022 import (
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zarr.metadata import Node
-from tests.formats.mutating import members, mutations
-from tests.formats.zarr.draft import (
+from tests.support.formats.mutating import members, mutations
+from tests.support.formats.zarr.draft import (
     BY_ZARR_PYTHON,
     CORE,
     ENTRY_POINT,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.grid import ShardEdges, parse_grid, read_chunk_shape, read_shard_edges
-from tests.formats.zarr.building import rectilinear, regular
+from tests.support.formats.zarr.building import rectilinear, regular
 
 
 @pytest.mark.parametrize(

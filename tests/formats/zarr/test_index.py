@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.index import IndexCodec, ShardIndex
 from shardgate.model import ByteRange, SuffixRange
-from tests.formats.zarr.building import EMPTY, encode_index
+from tests.support.formats.zarr.building import EMPTY, encode_index
 
 _codecs = st.builds(
     IndexCodec,

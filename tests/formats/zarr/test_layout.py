@@ -30,8 +30,8 @@ from shardgate.model import (
 )
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.storage.memory import MemoryStore
-from tests.formats.case import Container, filled
-from tests.formats.zarr.building import (
+from tests.support.formats.case import Container, filled
+from tests.support.formats.zarr.building import (
     CRC,
     EMPTY,
     LITTLE,
@@ -46,8 +46,9 @@ from tests.formats.zarr.building import (
     one_dimension,
     sharding,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
-from tests.read.stores import WatchedStore
+from tests.support.formats.zarr.nesting import Nesting, nestings
+from tests.support.read.stores import WatchedStore
+from tests.support.records import replaced
 from tests.support.resolving import ROOT, reading
 
 _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
@@ -239,7 +240,7 @@ _SINCE = UnmodifiedSince(5)
         (Part(_ELSEWHERE, _PLACE, _SINCE), _SINCE, _ETAG),
         *(
             (Stored(_ELSEWHERE, _PLACE, fixed), fixed.condition, fixed)
-            for fixed in (_FIXED, _FIXED._replace(condition=_ETAG))
+            for fixed in (_FIXED, replaced(_FIXED, condition=_ETAG))
         ),
     ],
 )

@@ -18,8 +18,8 @@ from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.memory import MemoryStore
-from tests.formats.mutating import members, mutations
-from tests.formats.zarr.building import (
+from tests.support.formats.mutating import members, mutations
+from tests.support.formats.zarr.building import (
     BIG,
     CRC,
     LITTLE,
@@ -28,7 +28,7 @@ from tests.formats.zarr.building import (
     rectilinear,
     sharding,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
+from tests.support.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
 _LIMIT = 2**20

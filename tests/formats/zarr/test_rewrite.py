@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.contract import Slot
 from shardgate.model import ByteRange, VirtualKey
-from tests.formats.case import Container, filled, render
-from tests.formats.zarr.building import (
+from tests.support.formats.case import Container, filled, render
+from tests.support.formats.zarr.building import (
     CRC,
     EMPTY,
     GIB,
@@ -26,7 +26,7 @@ from tests.formats.zarr.building import (
     sharding,
     two_levels,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
+from tests.support.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import reading
 
 

@@ -16,8 +16,8 @@ from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
 from shardgate.model import ByteRange, VirtualKey
 from shardgate.read.perform import DirectFetch
-from tests.formats.case import chunks_of, filled
-from tests.formats.zarr.building import (
+from tests.support.formats.case import chunks_of, filled
+from tests.support.formats.zarr.building import (
     CRC,
     LITTLE,
     array_metadata,
@@ -25,7 +25,7 @@ from tests.formats.zarr.building import (
     rectilinear,
     sharding,
 )
-from tests.formats.zarr.nesting import Nesting, nestings
+from tests.support.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
 _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2, 2])])))

@@ -29,9 +29,9 @@ from shardgate.model import Coded, Inline, Stored
 from shardgate.read.perform import DirectFetch
 from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
-from tests.attacks.mutating import Change, at_random, changes
-from tests.formats.members import Opened
-from tests.formats.zip.archives import (
+from tests.support.attacks.mutating import Change, at_random, changes
+from tests.support.formats.members import Opened
+from tests.support.formats.zip.archives import (
     MOST,
     WIDE,
     Entry,
@@ -57,7 +57,7 @@ _contents = st.lists(
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @given(
     _contents,
-    st.binary(max_size=9),
+    st.binary(max_size=9).filter(lambda text: b"PK" not in text),  # no part of an end for zipfile
     st.binary(max_size=20).filter(lambda text: b"PK" not in text),
     st.booleans(),
     st.binary(max_size=3).filter(lambda text: not text.startswith(b"P")),

@@ -16,8 +16,8 @@ from shardgate.formats.zip.directory import TAIL_NBYTES
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import MISSING, ByteRange, Coded, Inline, ObjectRef, Stored, SuffixRange
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from tests.formats.case import Case, Container
-from tests.formats.zip.archives import (
+from tests.support.formats.case import Case, Container
+from tests.support.formats.zip.archives import (
     MOST,
     REF,
     Entry,
@@ -26,9 +26,9 @@ from tests.formats.zip.archives import (
     deflated,
     opened,
 )
-from tests.formats.zip.case import CASES
-from tests.read.stores import WatchedStore
+from tests.support.formats.zip.case import CASES
 from tests.support.lacking import need
+from tests.support.read.stores import WatchedStore
 
 GOOD: Final = Entry(b"good")
 

@@ -13,8 +13,17 @@ from typer.testing import CliRunner
 
 from shardgate.cli import app
 from shardgate.formats.icechunk.ids import encode_id
-from tests.clients.icechunk.model import compare_history, compare_operations
-from tests.formats.icechunk.building_repo import FIRST, NOON, U8, U64, Repo, ref, snapshot, update
+from tests.support.clients.icechunk.model import compare_history, compare_operations
+from tests.support.formats.icechunk.building_repo import (
+    FIRST,
+    NOON,
+    U8,
+    U64,
+    Repo,
+    ref,
+    snapshot,
+    update,
+)
 from tests.support.repositories import BUILDERS, ROOT_ID, Written, create, eventful, plain
 from tests.support.writable_repositories import Api, serve
 

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.icechunk.building_repo import Repo
+from tests.support.formats.icechunk.building_repo import Repo
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, replicas
 from tests.support.writable_repositories import Place

@@ -4,8 +4,8 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.http.auth.browsing import Browser, settings
-from tests.http.auth.provider import Provider, providing
+from tests.support.http.auth.browsing import Browser, settings
+from tests.support.http.auth.provider import Provider, providing
 from tests.support.serving import serving
 
 

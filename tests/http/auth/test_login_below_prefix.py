@@ -11,7 +11,7 @@ import pytest
 
 from shardgate.settings import ServerSettings
 from shardgate.signing_in import sign_in
-from tests.http.auth.browsing import (
+from tests.support.http.auth.browsing import (
     AUTHORIZE,
     CALLBACK,
     HTML,
@@ -20,8 +20,8 @@ from tests.http.auth.browsing import (
     begin_session,
     settings,
 )
-from tests.http.auth.people import TEXT
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.people import TEXT
+from tests.support.http.auth.provider import Provider
 from tests.support.proxies import PREFIX, locations, proxying
 from tests.support.serving import serving
 

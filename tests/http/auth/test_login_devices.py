@@ -2,12 +2,11 @@
 
 import logging
 
-import jwt
 import pytest
 
-from tests.http.auth.browsing import VIEWER, Browser
-from tests.http.auth.people import TEXT
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.browsing import Browser
+from tests.support.http.auth.people import TEXT
+from tests.support.http.auth.provider import Provider
 
 
 def begin_on_device(browser: Browser) -> dict[str, str]:
@@ -46,26 +45,6 @@ def test_device_of_a_caller_without_rights_gets_no_token(
 
     assert refused.status_code == 403
     assert "may read no dataset here" in refused.json()["detail"]
-
-
-@pytest.mark.parametrize("kind", ["device_code", "token", "foreign"])
-def test_code_that_no_device_has_got_is_refused(
-    browser: Browser, provider: Provider, kind: str
-) -> None:
-    """A code of the issuer itself, a token, and a code that another secret has signed are refused
-    without a question to the issuer.
-    """
-    sealed = begin_on_device(browser)["device_code"]
-    codes = {
-        "device_code": jwt.decode(sealed, options={"verify_signature": False})["device_code"],
-        "token": browser.page(referer=f"{VIEWER}/").message["token"],
-        "foreign": f"{sealed[:-4]}AAAA",
-    }
-    provider.forms.clear()
-    refused = browser.client.post("/login/device/token", json={"device_code": codes[kind]})
-
-    assert refused.status_code == 403
-    assert not provider.forms
 
 
 def test_device_is_refused_where_the_issuer_refuses_the_client(

@@ -16,7 +16,7 @@ from shardgate.settings import (
     ServerSettings,
     Settings,
 )
-from tests.http.auth.browsing import (
+from tests.support.http.auth.browsing import (
     AUTHORIZE,
     CALLBACK,
     VIEWER,
@@ -25,7 +25,7 @@ from tests.http.auth.browsing import (
     begin_session,
     settings,
 )
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.provider import Provider
 from tests.support.serving import serving
 
 COMMAND: Final = f"/login/command?challenge={'a' * 43}&port="

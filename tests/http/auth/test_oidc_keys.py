@@ -32,8 +32,8 @@ from shardgate.http.auth.oidc import (
     read_keys,
 )
 from shardgate.settings import IssuerSettings
-from tests.http.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
-from tests.storage.faulty import LONGEST_S, Fault, FaultyServer
+from tests.support.http.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
+from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer
 
 IMPATIENT_S = 0.3
 
@@ -178,7 +178,7 @@ async def test_key_that_replaces_another_is_read(
     now = 0.0
     keys = IssuerKeys(partial(read_keys, client, issuer.settings, LONGEST_S), lambda: now)
     verifier = oidc.Issuer("lab", issuer.settings, keys)
-    new = RSAKey.generate_key(2048, {"kid": "first"})
+    new = RSAKey.import_key({**make_key("second").as_dict(private=True), "kid": "first"})
 
     async def verify(key: RSAKey | None = None) -> oidc.Claims:
         token = issuer.sign(key=key, header={"kid": kid})
@@ -208,7 +208,7 @@ class Source:
 
     def publish(self, *kids: str) -> None:
         """Set the keys."""
-        jwks = {"keys": [make_key(kid).as_dict(private=False) for kid in kids]}
+        jwks = {"keys": [make_key(kid, "P-256").as_dict(private=False) for kid in kids]}
         self.keys = decode_jwks(json.dumps(jwks).encode())
 
     async def read(self) -> tuple[VerificationKey, ...]:
@@ -221,7 +221,7 @@ class Source:
 
     async def has(self, kid: str) -> bool:
         """Return whether a key is found."""
-        return await self.jwks.find(kid, "RS256") is not None
+        return await self.jwks.find(kid, "ES256") is not None
 
 
 async def test_keys_are_read_once_an_hour() -> None:

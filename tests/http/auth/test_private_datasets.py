@@ -17,12 +17,13 @@ from botocore import UNSIGNED
 from shardgate.http.asgi import AsgiApp, AsgiExchange
 from shardgate.http.request import Request, Response
 from shardgate.main import create_app
-from tests.clients.filling import open_boto3
-from tests.http.auth.people import TEXT, TOKENS, People, settings
+from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
+from tests.support.http.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 
 KEY: Final = "text.txt"
+DIGEST: Final = hashlib.sha256(TOKENS["ana"].encode())
 REQUESTS: Final = [
     *(("GET", "/{}/text.txt"), ("HEAD", "/{}/text.txt"), ("GET", "/{}"), ("GET", "/{}/")),
     *(("GET", "/{}/none"), ("GET", "/{}?list-type=2"), ("GET", "/{}?marker=a")),
@@ -224,12 +225,14 @@ def test_missing_signed_body_is_refused(people: People) -> None:
         *(
             (f"/private/{KEY}", given)
             for given in (
-                {"authorization": "Bearer wrong"},
-                {"authorization": "Bearer"},
-                {"authorization": "Bearer " + "x" * 20_000},
-                {"authorization": "Bearer \u00e9"},
-                {"authorization": "Basic YW5hOnRva2VuLW9mLWFuYQ=="},
-                {"authorization": TOKENS["ana"]},
+                *(
+                    {"authorization": sent}
+                    for sent in (
+                        *("Bearer", "Bearer wrong", "Bearer \u00e9", "Bearer " + "x" * 20_000),
+                        *(f"Bearer {TOKENS['ana'][:-1]}", f"Bearer {DIGEST.hexdigest()}"),
+                        *("Basic YW5hOnRva2VuLW9mLWFuYQ==", TOKENS["ana"]),
+                    )
+                ),
                 {"cookie": f"token={TOKENS['ana']}"},
                 {"x-api-key": TOKENS["ana"]},
                 {"referer": f"/~{TOKENS['ana']}/private/"},
@@ -240,11 +243,13 @@ def test_missing_signed_body_is_refused(people: People) -> None:
             for name in ("token", "access_token", "X-Amz-Security-Token")
         ),
         (f"/~wrong/private/{KEY}", {}),
+        (f"/~{quote(DIGEST.digest(), safe='')}/private/{KEY}", {}),
         ("/api/datasets", {"authorization": "Bearer wrong"}),
     ],
 )
 def test_wrong_or_misplaced_token_is_401(people: People, path: str, given: dict[str, str]) -> None:
-    """A wrong token, or one in a query, cookie or other header, is 401 and is not repeated.
+    """A wrong token, the digest of one, or one in a query, cookie or other header, is 401, and is
+    not repeated.
 
     That holds for a list of the API too, which would otherwise be incomplete.
     """

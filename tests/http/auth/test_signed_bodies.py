@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from shardgate.errors import BadBodyError, SignatureError
 from shardgate.http.auth.sigv4 import SignatureChain
 from shardgate.http.body import decode_aws_chunked
-from tests.http.auth.people import KEY_ID, SECRET, signing_service
-from tests.http.auth.sigv4 import Headers, Request, Scope, Signer, check, seed_of
+from tests.support.http.auth.people import KEY_ID, SECRET, signing_service
+from tests.support.http.auth.sigv4 import Headers, Request, Scope, Signer, check, seed_of
 
 SIGNER: Final = Signer()
 SEALED: Final = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"

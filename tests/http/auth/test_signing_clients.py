@@ -19,8 +19,8 @@ from botocore.exceptions import ClientError
 from minio import Minio
 from obstore.store import S3Store
 
-from tests.clients import filling
-from tests.http.auth.people import KEY_ID, SECRET, Served, signing_service
+from tests.support.clients import filling
+from tests.support.http.auth.people import KEY_ID, SECRET, Served, signing_service
 from tests.support.lacking import need
 from tests.support.processes import environ
 

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.auth.browsing import HTML, Browser, begin_session
-from tests.http.auth.people import TEXT
-from tests.http.auth.provider import Provider
+from tests.support.http.auth.browsing import HTML, Browser, begin_session
+from tests.support.http.auth.people import TEXT
+from tests.support.http.auth.provider import Provider
 
 PAGE = "/login/tokens"
 OWN = {"sec-fetch-site": "same-origin"}

@@ -20,19 +20,10 @@ from shardgate.model import ObjectRef
 from shardgate.storage.contract import Listed, ObjectStore
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
+from tests.support.clocks import Clock
 
 NOW = 1_000_000.0
 NAIVE = b'{"token_id": "x", "datasets": [], "expires_at": "2026-01-01T00:00:00", "made_at": 5}'
-
-
-class Clock:
-    """A clock that tests turn."""
-
-    now_s = NOW
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
 
 
 class BrokenStore(MemoryStore):
@@ -67,12 +58,19 @@ async def ids(records: TokenRecords, owner: str = "ada") -> list[str]:
     return [each.token_id for each in (await records.list(owner)).tokens]
 
 
+@pytest.fixture
+def clock() -> Clock:
+    """Return the clock of both processes."""
+    return Clock(NOW)
+
+
 @pytest.fixture(params=["memory", "file"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TokenRecords, TokenRecords]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> tuple[TokenRecords, TokenRecords]:
     """Return the records of two processes at one place."""
     store = MemoryStore() if request.param == "memory" else LocalStore()
     folder = None if request.param == "memory" else tmp_path
-    clock = Clock()
     return records_of(store, clock, folder), records_of(store, clock, folder)
 
 
@@ -90,7 +88,7 @@ async def test_records_are_those_of_the_owner(pair: tuple[TokenRecords, TokenRec
 
 async def test_newest_record_comes_first() -> None:
     """Records are listed by the time at which they were made, whenever they expire."""
-    records = records_of(MemoryStore(), Clock())
+    records = records_of(MemoryStore(), Clock(NOW))
     for at, (token_id, lifetime_s) in enumerate([("a", 90), ("b", 30), ("c", 60)]):
         made_at = datetime.fromtimestamp(NOW + at, UTC)
         await records.add("ada", record(token_id, lifetime_s, made_at=made_at))
@@ -100,12 +98,12 @@ async def test_newest_record_comes_first() -> None:
 
 async def test_expired_record_is_removed() -> None:
     """What has expired is not listed, and its object is removed."""
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), Clock(NOW)
     records = records_of(store, clock)
     await records.add("ada", record("short", 60))
     await records.add("ada", record("long", 120))
     await records.revoke("ada", "short")
-    clock.now_s += 60
+    clock.now += 60
     listed = await ids(records)
     root = ObjectRef("memory://tokens", "")
 
@@ -114,22 +112,21 @@ async def test_expired_record_is_removed() -> None:
     assert listed == ["long"]
     left = [each.ref.key async for each in store.list(root)]
     assert sorted(key.rpartition("-")[2] for key in left) == ["long", "more", "short"]
-    clock.now_s += 60
+    clock.now += 60
     await records.refresh()
     assert not [each async for each in store.list(ObjectRef("memory://tokens", "a/b/ended/"))]
 
 
 async def test_end_is_known_elsewhere_within_seconds(
-    pair: tuple[TokenRecords, TokenRecords],
+    pair: tuple[TokenRecords, TokenRecords], clock: Clock
 ) -> None:
     """What ends in one process has ended in another one when that looks again."""
     here, there = pair
-    clock: Any = here._now
     await there.refresh()
     await here.add("ada", record("one"))
     await here.revoke("ada", "one")
     before = there.has_ended("one")
-    clock.now_s += CHECKED_S
+    clock.now += CHECKED_S
     await there.refresh()
 
     assert here.has_ended("one")
@@ -139,12 +136,12 @@ async def test_end_is_known_elsewhere_within_seconds(
 
 async def test_unknown_token_cannot_be_revoked() -> None:
     """A token that the owner has not made, or that has expired, is unknown."""
-    clock = Clock()
+    clock = Clock(NOW)
     records = records_of(MemoryStore(), clock)
     await records.add("ada", record("one"))
     with pytest.raises(UnknownTokenError):
         await records.revoke("eve", "one")
-    clock.now_s += 60
+    clock.now += 60
     with pytest.raises(UnknownTokenError):
         await records.revoke("ada", "one")
 
@@ -152,7 +149,7 @@ async def test_unknown_token_cannot_be_revoked() -> None:
 async def test_tokens_of_one_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller with as many valid tokens as are allowed makes no more; another caller does."""
     monkeypatch.setattr(token_records, "_MOST", 5)
-    records = records_of(MemoryStore(), Clock())
+    records = records_of(MemoryStore(), Clock(NOW))
     for number in range(5):
         await records.add("ada", record(f"{number}"))
     with pytest.raises(TooManyRequestsError, match="have not expired"):
@@ -164,7 +161,7 @@ async def test_tokens_of_one_caller_are_limited(monkeypatch: pytest.MonkeyPatch)
 
 async def test_list_has_the_tokens_that_expire_last() -> None:
     """A list of more than a hundred tokens has those that expire last."""
-    records = records_of(MemoryStore(), Clock())
+    records = records_of(MemoryStore(), Clock(NOW))
     for number in range(105):
         await records.add("ada", record(f"{number}", 1000 + number))
 
@@ -173,18 +170,16 @@ async def test_list_has_the_tokens_that_expire_last() -> None:
 
 async def test_end_during_a_refresh_is_kept() -> None:
     """A token that ends here while the others are being read has ended afterwards as well."""
-    store = MemoryStore()
-    records = records_of(store, Clock())
 
-    class EndingStore(BrokenStore):
+    class EndingStore(MemoryStore):
         async def list(
             self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
         ) -> AsyncIterator[Listed]:
-            async for each in store.list(prefix, delimiter=delimiter, after=after):
+            async for each in super().list(prefix, delimiter=delimiter, after=after):
                 yield each
             await records.end("one", NOW + 60)
 
-    records._store = EndingStore()
+    records = records_of(EndingStore(), Clock(NOW))
     await records.refresh()
 
     assert records.has_ended("one")
@@ -192,12 +187,12 @@ async def test_end_during_a_refresh_is_kept() -> None:
 
 async def test_failing_store_forgets_no_end() -> None:
     """While the store fails, what has ended stays so; before the first answer nothing is known."""
-    store, clock = BrokenStore(), Clock()
+    store, clock = BrokenStore(), Clock(NOW)
     records, fresh = records_of(store, clock), records_of(store, clock)
     await records.refresh()
     await records.end("one", NOW + 600)
     store.is_broken = True
-    clock.now_s += CHECKED_S
+    clock.now += CHECKED_S
     await records.refresh()
     with pytest.raises(TokenRecordsError):
         await fresh.refresh()
@@ -227,14 +222,14 @@ async def test_hanging_store_holds_no_request_for_long(monkeypatch: pytest.Monke
     there is one attempt for all.
     """
     monkeypatch.setattr(token_records, "_WAIT_S", 0.01)
-    store, clock = HangingStore(), Clock()
+    store, clock = HangingStore(), Clock(NOW)
     records = records_of(store, clock)
     await records.refresh()
     store.is_hanging = True
-    clock.now_s += CHECKED_S
+    clock.now += CHECKED_S
     for _ in range(3):
         await records.refresh()
-    clock.now_s += CHECKED_S
+    clock.now += CHECKED_S
     await records.refresh()
 
     assert store.attempts == 1
@@ -245,7 +240,7 @@ async def test_hanging_store_holds_no_request_for_long(monkeypatch: pytest.Monke
 async def test_failure_tells_no_place_of_the_records() -> None:
     """What fails because of the store says neither where the records are, nor whose they are."""
     store = BrokenStore()
-    records = records_of(store, Clock())
+    records = records_of(store, Clock(NOW))
     await records.refresh()
     store.is_broken = True
     for attempt in (records.add("ada", record("one")), records.revoke("ada", "x")):
@@ -256,10 +251,10 @@ async def test_failure_tells_no_place_of_the_records() -> None:
 
 async def test_end_outlasts_the_tokens_that_it_ends() -> None:
     """A token that was made just before the end of its session never becomes valid again."""
-    clock = Clock()
+    clock = Clock(NOW)
     records = records_of(MemoryStore(), clock)
     await records.end("session", NOW + 60)
-    clock.now_s += 60 + CHECKED_S
+    clock.now += 60 + CHECKED_S
     await records.refresh()
 
     assert records.has_ended("session")
@@ -269,7 +264,7 @@ async def test_end_outlasts_the_tokens_that_it_ends() -> None:
 async def test_foreign_object_is_passed_over(data: bytes) -> None:
     """An object that is no record does not keep the others from being listed."""
     store = MemoryStore()
-    records = records_of(store, Clock())
+    records = records_of(store, Clock(NOW))
     await records.add("ada", record("one"))
     [made] = [each.ref async for each in store.list(ObjectRef("memory://tokens", "a/b/made/"))]
     for name in ("999999999999-x", "x", "999999999999", "9" * 5000 + "-x", "٩" * 12 + "-x"):

@@ -16,9 +16,9 @@ import zarr
 
 from shardgate.http.pages.previews import PLACEHOLDER
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import LITTLE, array_metadata, sharding
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import LITTLE, array_metadata, sharding
 from tests.support.pages import open_page
 from tests.support.serving import client_of
 

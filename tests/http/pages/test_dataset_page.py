@@ -17,8 +17,8 @@ import zarr
 
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.zarr.building import LITTLE, array_metadata, rectilinear
 from tests.support.files import write_files
+from tests.support.formats.zarr.building import LITTLE, array_metadata, rectilinear
 from tests.support.lacking import need
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of

@@ -18,33 +18,10 @@ from shardgate.http.pages.nodes import (
     read_node,
 )
 from shardgate.storage.memory import MemoryStore
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.zarr.building import LITTLE, array_metadata
+from tests.support.http.pages.images import ARRAY, AXES, image
 from tests.support.resolving import ROOT, reading
-
-ARRAY: Final = array_metadata([2, 3, 40, 96, 128], [1, 1, 8, 8, 8], [LITTLE])
-AXES: Final = [
-    {"name": "t", "type": "time", "unit": "second"},
-    {"name": "c", "type": "channel"},
-    *({"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"),
-]
-
-
-def image(**ome: Any) -> dict[str, Any]:
-    """Return the document of an OME-Zarr image of two levels, with members *ome* changed."""
-    levels = [
-        {
-            "path": f"s{level}",
-            "coordinateTransformations": [
-                {"type": "scale", "scale": [1, 1, 2.0, 2.0**level, 2.0**level]},
-                {"type": "translation", "translation": [0, 0, 0, 10, 20]},
-            ],
-        }
-        for level in range(2)
-    ]
-    multiscales = [{"axes": AXES, "datasets": levels}]
-    members = {"version": "0.5", "multiscales": multiscales} | ome
-    return {"zarr_format": 3, "node_type": "group", "attributes": {"ome": members}}
 
 
 async def read(path: str = "", **documents: Any) -> NodeView | None:

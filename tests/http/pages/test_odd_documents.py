@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.zarr.building import LITTLE, array_metadata
-from tests.http.pages.test_nodes import ARRAY, AXES, image
 from tests.support.files import write_files
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.zarr.building import LITTLE, array_metadata
+from tests.support.http.pages.images import ARRAY, AXES, image
 from tests.support.pages import open_page
 from tests.support.serving import client_of
 

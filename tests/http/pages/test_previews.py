@@ -33,9 +33,10 @@ from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from shardgate.storage.contract import ObjectReader
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
-from tests.formats.neuroglancer_precomputed.case import volume_info
-from tests.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.formats.zarr.building import LITTLE, array_metadata
+from tests.support.clocks import Clock
+from tests.support.formats.neuroglancer_precomputed.case import volume_info
+from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 
@@ -413,16 +414,6 @@ def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:
         assert get(client, dataset, path=path, ref=ref).status_code == 400
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
-
-
 def previews_of(
     folder: Path,
     worker: Sequence[str] | None,
@@ -445,19 +436,22 @@ def store(folder: Path, values: NDArray[np.uint8]) -> None:
 async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
     """A picture is made again once it is old and the array has changed, with another ETag."""
     store(tmp_path, BYTES)
-    clock = Clock()
-    previews, dataset = previews_of(tmp_path, worker_command(), clock)
+    clock = Clock(0.0)
+    broken, worker = tmp_path / "broken", worker_command()
+    assert worker is not None
+    unless_broken = ("sh", "-c", 'test ! -e "$0" && exec "$@"', str(broken), *worker)
+    previews, dataset = previews_of(tmp_path, unless_broken, clock)
     first = await previews.get(dataset, "a", None)
-    previews._worker = ("false",)
-    clock.now_s = 100
+    broken.touch()
+    clock.now = 100
 
     assert await previews.get(dataset, "a", None) is first
     assert first.contrast == pytest.approx(np.percentile(BYTES, (1, 99)))
 
-    previews._worker = worker_command()
+    broken.unlink()
     store(tmp_path, 255 - BYTES)
     assert await previews.get(dataset, "a", None) is first
-    clock.now_s = 200
+    clock.now = 200
     second = await previews.get(dataset, "a", None)
     assert second.etag != first.etag
     assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
@@ -476,14 +470,14 @@ class Interrupted(StoreWrapper):
         found = await super().get(ref, *args, **options)
         if any(part in ref.key for part in ("/c/", "chunks/", "manifests/")):
             self.interrupt()
-            self.clock.now_s += 2
+            self.clock.now += 2
         return found
 
 
 async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
     """A picture comes amid writes and says that it is mixed; after them it is that of the array."""
     values = count(1)
-    clock = Clock()
+    clock = Clock(0.0)
     objects = Interrupted(clock)
     previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
 
@@ -494,7 +488,7 @@ async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
     objects.interrupt = write
     first = await previews.get(dataset, "a", None)
     objects.interrupt = lambda: None
-    clock.now_s += 100
+    clock.now += 100
     second = await previews.get(dataset, "a", None)
 
     assert not first.is_placeholder
@@ -512,7 +506,7 @@ async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> Non
     """A picture of a branch that moves while it is made is of the snapshot that it began with."""
     write_repository(tmp_path / "repo")
     repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
-    clock = Clock()
+    clock = Clock(0.0)
     objects = Interrupted(clock)
     previews, dataset = previews_of(tmp_path / "repo", worker_command(), clock, store=objects)
     values = count(1)
@@ -533,7 +527,7 @@ async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> Non
 async def test_picture_is_kept_while_its_store_is_unavailable(tmp_path: Path) -> None:
     """The last picture stays while the store fails for a time, and is replaced soon after."""
     store(tmp_path, BYTES)
-    clock = Clock()
+    clock = Clock(0.0)
     objects = Interrupted(clock)
     previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
 
@@ -543,10 +537,10 @@ async def test_picture_is_kept_while_its_store_is_unavailable(tmp_path: Path) ->
     first = await previews.get(dataset, "a", None)
     store(tmp_path, 255 - BYTES)
     objects.interrupt = fail
-    clock.now_s += 100
+    clock.now += 100
     held = await previews.get(dataset, "a", None)
     objects.interrupt = lambda: None
-    clock.now_s += 3
+    clock.now += 3
     second = await previews.get(dataset, "a", None)
 
     assert held is first
@@ -575,7 +569,7 @@ async def test_worker_that_hangs_is_killed(
 ) -> None:
     """A worker that does not end in time is killed and leaves the placeholder."""
     worker, file = hanging
-    previews, dataset = previews_of(tmp_path, worker, Clock(), longest_s=5)
+    previews, dataset = previews_of(tmp_path, worker, Clock(0.0), longest_s=5)
 
     assert await previews.get(dataset, "a", None) is PLACEHOLDER
     assert not is_running(file)
@@ -586,7 +580,7 @@ async def test_worker_is_killed_when_its_clients_leave(
 ) -> None:
     """A worker whose picture nobody waits for any more is killed."""
     worker, file = hanging
-    previews, dataset = previews_of(tmp_path, worker, Clock())
+    previews, dataset = previews_of(tmp_path, worker, Clock(0.0))
     client = asyncio.create_task(previews.get(dataset, "a", None))
     async with asyncio.timeout(60):
         while not file.exists():  # noqa: ASYNC110 - another process makes it
@@ -628,7 +622,7 @@ async def test_failing_worker_leaves_a_placeholder(
 ) -> None:
     """A worker that is not installed, killed, or answers nonsense leaves the placeholder."""
     store(tmp_path, BYTES)
-    failing, dataset = previews_of(tmp_path, worker, Clock())
+    failing, dataset = previews_of(tmp_path, worker, Clock(0.0))
 
     assert await failing.get(dataset, "a", None) is PLACEHOLDER
 
@@ -638,7 +632,7 @@ async def test_concurrent_requests_share_one_worker(tmp_path: Path) -> None:
     store(tmp_path, BYTES)
     log = tmp_path / "log"
     code = f"""open({str(log)!r}, "a").write("."); print('{{"contrast": null}}\\npng')"""
-    previews, dataset = previews_of(tmp_path, (sys.executable, "-c", code), Clock())
+    previews, dataset = previews_of(tmp_path, (sys.executable, "-c", code), Clock(0.0))
     made = await asyncio.gather(*(previews.get(dataset, "a", None) for _ in range(5)))
 
     assert {each.png for each in made} == {b"png\n"}

@@ -19,12 +19,13 @@ from shardgate.http.responses import csp_digest
 from shardgate.model import ObjectRef
 from shardgate.settings import PUBLIC, DatasetSettings, Settings
 from shardgate.storage.memory import MemoryStore
-from tests.read.stores import Clock, WatchedStore
+from tests.support.clocks import Clock
 from tests.support.pages import Page, open_page, parse
 from tests.support.processes import wait_until
+from tests.support.read.stores import WatchedStore
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
-from tests.survey.test_inspect import ARRAY, filled
+from tests.support.survey.documents import ARRAY, filled
 
 LONG_S = 60.0
 TIMES = "\N{MULTIPLICATION SIGN}"

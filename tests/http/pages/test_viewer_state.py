@@ -13,7 +13,7 @@ from shardgate.http.pages.viewer_state import (
     needs_contrast,
     state_of,
 )
-from tests.formats.zarr.building import rectilinear, regular
+from tests.support.formats.zarr.building import rectilinear, regular
 
 URL: Final = "http://host/em"
 SPACE: Final = tuple(ViewAxis(name, "space", 8, 2, "micrometer") for name in "zyx")

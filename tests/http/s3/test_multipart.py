@@ -5,7 +5,7 @@
 import base64
 import hashlib
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from xml.etree import ElementTree as ET
 
 import httpx
@@ -13,10 +13,8 @@ import pytest
 
 from shardgate.errors import BadBodyError, BadPartError, PartOrderError
 from shardgate.http.s3.multipart import parse_part_number, parse_parts
-from tests.http.taking import MAX, NEW, get, taking
-
-NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-S3 = {"authorization": "AWS4-HMAC-SHA256 any"}
+from tests.support.http.s3.uploads import NS, S3, begin, complete, create, put
+from tests.support.http.taking import MAX, NEW, get, taking
 
 
 @pytest.fixture(scope="module")
@@ -24,40 +22,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     """Serve an array and other objects, writable and read-only."""
     with taking(tmp_path_factory.mktemp("uploading")) as opened:
         yield opened
-
-
-def create(client: httpx.Client, path: str, headers: Mapping[str, str] | None = None) -> str:
-    """Begin an upload."""
-    answer = client.post(f"{path}?uploads", headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/xml")
-    return ET.fromstring(answer.content).findtext(f"{NS}UploadId") or ""
-
-
-def put(
-    client: httpx.Client, path: str, upload: str, number: object, body: bytes, **headers: str
-) -> httpx.Response:
-    """Upload a part."""
-    params = {"partNumber": str(number), "uploadId": upload}
-    return client.put(path, params=params, content=body, headers=S3 | headers)
-
-
-def begin(client: httpx.Client, path: str) -> tuple[str, tuple[int, str]]:
-    """Begin an upload, and upload all of it as one part."""
-    upload = create(client, path)
-    return upload, (1, put(client, path, upload, 1, NEW).headers["etag"])
-
-
-def complete(
-    client: httpx.Client, path: str, upload: str, *parts: tuple[int, str], **headers: str
-) -> httpx.Response:
-    """Complete an upload of *parts*."""
-    listed = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
-        for number, etag in parts
-    )
-    body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>"
-    params = {"uploadId": upload}
-    return client.post(path, params=params, content=body, headers=S3 | headers)
 
 
 def code(answer: httpx.Response) -> tuple[int, str | None]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.icechunk.sessions.replicas import files_of_repository
+from tests.support.icechunk.sessions.replicas import files_of_repository
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ from shardgate.errors import ConflictError
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Listed
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import ROOT, Replica, contents, ref, stored
-from tests.read.stores import CallOn, Clock, Tapped
+from tests.support.clocks import Clock
+from tests.support.icechunk.sessions.replicas import ROOT, Replica, contents, ref, stored
+from tests.support.read.stores import CallOn, Tapped
 from tests.support.sessions import array_document
 
 HOUR_S: Final = 3600

@@ -26,7 +26,8 @@ from shardgate.icechunk.sessions.journal import DocumentEdit, SessionDocumentSto
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import (
+from tests.support.clocks import Clock
+from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Late,
     Replica,
@@ -35,7 +36,8 @@ from tests.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.read.stores import REF, CallOn, Clock, Tapped, WatchedStore
+from tests.support.read.stores import REF, CallOn, Tapped, WatchedStore
+from tests.support.records import replaced
 from tests.support.sessions import array_document
 
 MIB = 1024**2
@@ -163,7 +165,7 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     with pytest.raises(ShardgateError, match="expired"):
         await replica.enter(left)
     await replica.begin()
-    names = [each.ref.key async for each in memory.list(ref("")._replace(bucket="memory://repo"))]
+    names = [each.ref.key async for each in memory.list(replaced(ref(""), bucket="memory://repo"))]
     assert not [name for name in names if left in name]
     assert [name for name in names if kept in name]
 

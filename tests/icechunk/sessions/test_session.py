@@ -21,7 +21,8 @@ from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
 from shardgate.storage.contract import Conflict, Found
 from shardgate.storage.memory import MemoryStore
-from tests.icechunk.sessions.replicas import (
+from tests.support.clocks import Clock
+from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Dying,
     Late,
@@ -32,7 +33,7 @@ from tests.icechunk.sessions.replicas import (
     ref,
     stored,
 )
-from tests.read.stores import Clock
+from tests.support.records import replaced
 from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
@@ -155,7 +156,7 @@ async def test_missing_journal_entry_fails_the_commit(scene: Scene, tmp_path: Pa
     session_id = await scene.begin()
     [entry] = [each.ref async for each in scene.memory.list(ROOT) if each.ref.key.endswith("/1")]
     shelf, _, name = entry.key.rpartition("/")
-    elsewhere = entry._replace(key=f"{shelf}f/{name}")
+    elsewhere = replaced(entry, key=f"{shelf}f/{name}")
     await move(scene.memory, entry, elsewhere)
 
     with pytest.raises(errors.StorageUnavailableError, match="was listed, and does not exist"):

@@ -4,26 +4,15 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from typing import Protocol
 
 import pytest
 import uvloop
 
 from shardgate.storage.http1_client import HttpClient
-from tests.storage.http1.scripted import ScriptedServer, Step
+from tests.support.storage.http1.scripted import ScriptedServer, Serve, Step
 
 _LONGEST_S = 20.0
 """A test that hangs fails after this time."""
-
-
-class Serve(Protocol):
-    """Starts servers that stop with the test."""
-
-    async def __call__(
-        self, *scripts: list[Step], tls: ssl.SSLContext | None = None
-    ) -> ScriptedServer:
-        """Let the n-th connection follow the n-th script, and all later ones the last."""
-        ...
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

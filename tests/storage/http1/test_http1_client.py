@@ -17,8 +17,7 @@ from shardgate.storage.http1_client import (
     NoAnswerError,
     RequestTarget,
 )
-from tests.storage.http1.conftest import Serve
-from tests.storage.http1.scripted import Do, Step, answer, fetch, until
+from tests.support.storage.http1.scripted import Do, Serve, Step, answer, fetch, until
 
 ANSWERED: list[Step] = [Do.READ, answer()]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"

@@ -1,5 +1,0 @@
-"""Reference sets hold no chunks that the conformance suite could write."""
-
-from tests.formats.case import Case
-
-CASES: tuple[Case, ...] = ()

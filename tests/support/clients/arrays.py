@@ -1,0 +1,274 @@
+"""Table of sharded arrays: every combination of options that the service must unshard."""
+
+import json
+from collections.abc import Iterator
+from itertools import permutations, product
+from typing import Any, Final
+
+import numpy as np
+
+from tests.support.clients.writing import (
+    GZIP,
+    VLEN_UTF8,
+    ZSTD,
+    Case,
+    Json,
+    Values,
+    Writer,
+    by_tensorstore,
+    by_zarr,
+    by_zarr_v2,
+    counted,
+    default_keys,
+    sharding,
+    transpose,
+    v2_keys,
+)
+from tests.support.formats.zarr.building import BIG, CRC, LITTLE
+
+WRITERS: Final[dict[str, Writer]] = {"zarr": by_zarr, "tensorstore": by_tensorstore}
+
+VALUES: Final = counted((6, 5, 9))
+SHARDS: Final = (4, 6, 8)
+"""Two by one by two shards, each of which reaches past the edge of the array."""
+INNER: Final = (2, 3, 4)
+
+_LZ4: Final = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0}
+BLOSC: Final[Json] = {"name": "blosc", "configuration": _LZ4}
+
+
+def _by_each(name: str, *rest: Any, **options: Any) -> Iterator[Case]:
+    """Yield a case for each writer."""
+    for writer, write in WRITERS.items():
+        yield Case(f"{name}_{writer}", write, *rest, **options)
+
+
+def _index() -> Iterator[Case]:
+    for (writer, write), location, (endian, codec), (crc, checks) in product(
+        WRITERS.items(),
+        ("start", "end"),
+        (("little", LITTLE), ("big", BIG)),
+        (("crc", [CRC]), ("plain", [])),
+    ):
+        codecs = [sharding(INNER, index=[codec, *checks], location=location)]
+        yield Case(f"index/{writer}_{location}_{endian}_{crc}", write, VALUES, SHARDS, codecs)
+
+
+def _transposes() -> Iterator[Case]:
+    chains = {
+        "".join(map(str, order)): [transpose(*order), sharding([INNER[axis] for axis in order])]
+        for order in permutations(range(3))
+    }
+    chains["twice"] = [transpose(2, 0, 1), transpose(1, 0, 2), sharding((2, 4, 3))]
+    for name, codecs in chains.items():
+        yield Case(f"transpose/outer_{name}", by_tensorstore, VALUES, SHARDS, codecs)
+    inner = [sharding(INNER, [transpose(2, 0, 1), LITTLE])]
+    yield from _by_each("transpose/inner", VALUES, SHARDS, inner)
+    both = [transpose(2, 0, 1), sharding((4, 2, 3), [transpose(1, 2, 0), LITTLE, ZSTD])]
+    yield Case("transpose/both", by_tensorstore, VALUES, SHARDS, both)
+
+
+def _nested() -> Iterator[Case]:
+    three = [sharding((4, 3, 8), [sharding(INNER, [sharding((1, 3, 2), [LITTLE, GZIP])])])]
+    middle = [sharding(INNER, [transpose(2, 0, 1), sharding((2, 1, 3))])]
+    yield from _by_each("nested/two", VALUES, SHARDS, [sharding(INNER, [sharding((1, 3, 2))])])
+    yield from _by_each("nested/three", VALUES, SHARDS, three)
+    yield from _by_each("nested/transpose_between", VALUES, SHARDS, middle)
+    inner = sharding((2, 1, 2), [transpose(1, 0, 2), BIG], location="start")
+    everywhere = [transpose(1, 2, 0), sharding((3, 4, 2), [transpose(2, 0, 1), inner], index=[BIG])]
+    yield Case("nested/transposes_everywhere", by_tensorstore, VALUES, SHARDS, everywhere)
+
+
+def _rectilinear() -> Iterator[Case]:
+    values = counted((16, 6, 36))
+    values[4:8, :, :12] = 0
+    values[8:12, 3:, 20:] = 0
+    rows, columns = (4, 4, 8), (12, 24)
+    within = (4, 3, 4)
+    inside = {
+        "endian": [BIG],
+        "zstd": [LITTLE, ZSTD, CRC],
+        "transpose": [transpose(2, 0, 1), LITTLE],
+    }
+    table: dict[str, list[Json]] = {
+        "end": [sharding(within)],
+        "start": [sharding(within, index=[BIG], location="start")],
+        "nested": [sharding((4, 3, 12), [sharding(within)])],
+        "transpose": [transpose(2, 0, 1), sharding((4, 2, 6))],
+        "crc": [sharding(within), CRC],
+        **{f"inside_{name}": [sharding(within, codecs)] for name, codecs in inside.items()},
+    }
+    for name, codecs in table.items():
+        lists = rows, (6,), columns
+        yield Case(f"rectilinear/{name}", by_zarr, values, (8, 6, 24), codecs, edges=lists)
+    part, edges = values[:, :5], (rows, 6, columns)
+    yield Case("rectilinear/part", by_zarr, part, (8, 6, 24), [sharding(within)], edges=edges)
+
+
+def _after_sharding() -> Iterator[Case]:
+    table: dict[str, list[Json]] = {
+        "crc": [sharding(INNER), CRC],
+        "crc_index_at_start": [sharding(INNER, location="start"), CRC],
+        "two_crcs": [sharding(INNER), CRC, CRC],
+        "crc_after_both": [sharding(INNER, [sharding((1, 3, 2)), CRC]), CRC],
+        "gzip": [sharding(INNER), GZIP],
+        "zstd": [sharding(INNER), ZSTD],
+        "crc_then_zstd": [sharding(INNER), CRC, ZSTD],
+        "gzip_after_nested": [sharding(INNER, [sharding((1, 3, 2)), GZIP])],
+    }
+    for name, codecs in table.items():
+        yield Case(f"after/{name}", by_zarr, VALUES, SHARDS, codecs)
+
+
+def _inside() -> Iterator[Case]:
+    table: dict[str, list[Json]] = {
+        "zstd": [LITTLE, ZSTD],
+        "gzip": [LITTLE, GZIP],
+        "blosc": [LITTLE, BLOSC],
+        "crc": [LITTLE, CRC],
+        "zstd_crc": [LITTLE, ZSTD, CRC],
+        "big_endian": [BIG],
+    }
+    for name, codecs in table.items():
+        yield from _by_each(f"inside/{name}", VALUES, SHARDS, [sharding(INNER, codecs)])
+
+
+def _keys() -> Iterator[Case]:
+    encodings = {
+        "default_slash": default_keys("/"),
+        "default_dot": default_keys("."),
+        "v2_dot": v2_keys("."),
+        "v2_slash": v2_keys("/"),
+        "v2_unsaid": {"name": "v2"},
+        "default_unsaid": {"name": "default"},
+    }
+    for name, encoding in encodings.items():
+        writer = by_tensorstore if "unsaid" in name else by_zarr
+        codecs = [sharding(INNER)]
+        yield Case(f"keys/{name}", writer, VALUES, SHARDS, codecs, key_encoding=encoding)
+
+
+def _shapes() -> Iterator[Case]:
+    table: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+        "1d": ((11,), (8,), (2,)),
+        "4d": ((3, 4, 5, 2), (2, 4, 4, 2), (1, 2, 4, 1)),
+        "one_element": ((1,), (1,), (1,)),
+        "one_element_of_a_large_shard": ((1, 1, 1), (4, 4, 4), (2, 2, 2)),
+        "one_inner_chunk_a_shard": ((5, 7), (2, 3), (2, 3)),
+        "no_edge": ((8, 8), (4, 8), (2, 2)),
+    }
+    for name, (shape, shards, inner) in table.items():
+        yield from _by_each(f"shape/{name}", counted(shape), shards, [sharding(inner)])
+    none = np.zeros((0, 5), "u2")
+    yield from _by_each("shape/zero_length", none, (4, 4), [sharding((2, 2))])
+    for keys in (default_keys("/"), v2_keys(".")):
+        name, codecs = f"shape/0d_{keys['name']}", [sharding(())]
+        yield from _by_each(name, counted(()), (), codecs, key_encoding=keys)
+
+
+def _with_holes(dtype: str, fill: Any) -> Values:
+    """Return values with one empty shard of 4x4, and another with a single chunk of 2x2."""
+    values = np.full((8, 8), fill, dtype)
+    values[:4, :4] = counted((4, 4), "u1").astype(dtype)
+    values[4:6, 6:] = values[0, 0]
+    return values
+
+
+def _fill_values() -> Iterator[Case]:
+    table: dict[str, tuple[str, Any, Any]] = {
+        "zero": ("u2", 0, 0),
+        "nonzero": ("u2", 4711, 4711),
+        "nan": ("f8", np.nan, "NaN"),
+        "minus_infinity": ("f4", -np.inf, "-Infinity"),
+        "complex": ("c16", 1.5 - 2j, [1.5, -2.0]),
+        "false": ("?", False, False),
+        "negative": ("i8", -5, -5),
+        "beyond_2_53": ("u8", 2**64 - 2, 2**64 - 2),
+    }
+    for name, (dtype, fill, document) in table.items():
+        values, codecs = _with_holes(dtype, fill), [sharding((2, 2))]
+        for writer, write in WRITERS.items():
+            told = fill if write is by_zarr else document
+            yield Case(f"fill/{name}_{writer}", write, values, (4, 4), codecs, fill_value=told)
+
+
+def _data_types() -> Iterator[Case]:
+    for dtype in ("u1", "i1", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "?", "c8", "c16"):
+        values = counted((5, 6), dtype)
+        name = values.dtype.name
+        yield Case(f"dtype/{name}", by_zarr, values, (4, 4), [sharding((2, 2), [LITTLE])])
+    words = ["a", "bcd", "", "Größe", "日本", "e" * 40, "g"]
+    text = np.array(words, dtype=np.dtypes.StringDType())
+    vlen = [sharding((2,), [VLEN_UTF8, ZSTD])]
+    yield Case("dtype/string", by_zarr, text, (4,), vlen, data_type=str, fill_value="")
+    fixed = np.array(words, "U4")
+    yield Case("dtype/fixed_text", by_zarr, fixed, (4,), [sharding((2,))], fill_value="")
+    octets = np.array([b"a", b"bcd", b"", b"efgh"], "S4")
+    yield Case("dtype/fixed_bytes", by_zarr, octets, (4,), [sharding((2,))], fill_value=b"")
+    days = np.array(["1970-01-01", "2026-11-21", "NaT"], "M8[ns]")
+    yield Case("dtype/time", by_zarr, days, (2,), [sharding((1,))], fill_value="NaT")
+
+
+def _old_spelling(document: Json) -> Json:
+    """Call the codec `bytes` `endian`, as ZEP 2 did."""
+    old: Json = json.loads(json.dumps(document).replace('"bytes"', '"endian"'))
+    return old
+
+
+def _stranger(document: Json) -> Json:
+    return document | {"x_lab": {"must_understand": False, "note": ["kept"]}}
+
+
+def _silent(document: Json) -> Json:
+    """Remove members that have defaults."""
+    del document["codecs"][0]["configuration"]["index_location"]
+    document.pop("attributes")
+    document.pop("storage_transformers")
+    return document
+
+
+def _documents() -> Iterator[Case]:
+    edits = {"endian": _old_spelling, "unknown_member": _stranger, "defaults_left_out": _silent}
+    for name, edit in edits.items():
+        yield Case(f"document/{name}", by_zarr, VALUES, SHARDS, [sharding(INNER)], edit=edit)
+    yield Case(
+        "document/names_and_attributes",
+        by_zarr,
+        VALUES,
+        SHARDS,
+        [sharding(INNER)],
+        dimension_names=["z", None, "x"],
+        attributes={"units": "µm", "nested": {"list": [1, None, 2.5]}, "codecs": ["mine"]},
+    )
+
+
+def _not_sharded() -> Iterator[Case]:
+    yield Case("plain/v3", by_zarr, VALUES, INNER, [LITTLE, ZSTD], attributes={"a": 1})
+    yield Case("plain/transposed", by_tensorstore, VALUES, INNER, [transpose(2, 0, 1), LITTLE])
+    yield Case("plain/v2", by_zarr_v2, VALUES, INNER, [], attributes={"a": 1})
+
+
+CASES: Final[tuple[Case, ...]] = (
+    *_index(),
+    *_transposes(),
+    *_nested(),
+    *_rectilinear(),
+    *_after_sharding(),
+    *_inside(),
+    *_keys(),
+    *_shapes(),
+    *_fill_values(),
+    *_data_types(),
+    *_documents(),
+    *_not_sharded(),
+)
+
+BY_NAME: Final = {case.name: case for case in CASES}
+
+IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
+"""Cases that can be members of a group of format 3."""
+
+
+def member(case: Case) -> str:
+    """Return the name of *case* as a member of a group."""
+    return case.name.replace("/", "-")

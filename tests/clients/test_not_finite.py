@@ -15,11 +15,11 @@ import xarray
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.clients.filling import over_obstore
-from tests.clients.services import connect
-from tests.clients.test_reading import JS, open_tensorstore, over_fsspec, run_node
-from tests.clients.writing import quiet
-from tests.formats.kerchunk.sets import write_json
+from tests.support.clients.filling import over_obstore
+from tests.support.clients.reading import JS, open_tensorstore, over_fsspec, run_node
+from tests.support.clients.services import connect
+from tests.support.clients.writing import quiet
+from tests.support.formats.kerchunk.sets import write_json
 from tests.support.lacking import need
 from tests.support.serving import serving
 

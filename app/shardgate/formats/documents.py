@@ -117,6 +117,13 @@ def check_levels(data: bytes) -> int:
     return levels
 
 
+def is_strict_json(data: bytes) -> bool:
+    """Return whether JSON that Python reads has no NaN or Infinity, which strict readers refuse."""
+    unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    outside_strings = b"".join(unescaped.split(b'"')[::2])
+    return b"NaN" not in outside_strings and b"Infinity" not in outside_strings
+
+
 def _longest_step(data: bytes) -> int:
     """Return the number of bytes between two digits or ends of objects outside of strings."""
     if not json.detect_encoding(data).startswith("utf-8"):

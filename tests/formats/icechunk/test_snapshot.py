@@ -276,15 +276,43 @@ def test_damaged_document_affects_only_its_node(node: building.Node, reason: str
     assert reason in _why(node)
 
 
-def test_nan_in_a_document_is_served_as_stored() -> None:
-    """NaN and Infinity in a document, and in the root document, are served as stored."""
-    text = json.dumps({**PLAIN, "attributes": {"x": float("nan"), "y": float("inf")}}).encode()
-    snapshot = _decode(_group("/"), _array("/a", text))
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_root_document_is_not_consolidated_with_numbers_that_are_not_finite(constant: str) -> None:
+    """The root and a document with NaN or an infinity are served as stored, and not spliced."""
+    text = json.dumps({**PLAIN, "attributes": {'"': float(constant)}}).encode()
+    root = b'{"node_type":"group",\n"zarr_format":3}'
+    snapshot = _decode(_group("/", root), _array("/a", text))
 
     node = snapshot.nodes["a"]
     assert isinstance(node, SnapshotNode)
     assert node.document.served == text
-    assert text in snapshot.root_document
+    assert snapshot.root_document == root
+
+
+def test_root_document_with_nan_is_served_as_stored() -> None:
+    """A root that has NaN in its attributes is served byte for byte."""
+    text = b'{"zarr_format":3,"node_type":"group","attributes":{"x":NaN}}'
+
+    assert _decode(_group("/", text), _array("/a")).root_document == text
+
+
+def test_root_beside_nan_loses_stored_consolidated_metadata() -> None:
+    """Consolidated metadata of the root that are stored with NaN do not hide it."""
+    array = {**PLAIN, "attributes": {"x": float("nan")}}
+    stale = {"kind": "inline", "must_understand": False, "metadata": {"a": array}}
+
+    assert _root(_group("/", {**GROUP, "consolidated_metadata": stale}), _array("/a", array)) == {
+        **GROUP
+    }
+
+
+@pytest.mark.parametrize("text", ["NaN", "a: NaN, ", '\\" : -Infinity', '\\\\"', "\\"])
+def test_words_of_strings_are_consolidated(text: str) -> None:
+    """NaN and Infinity within strings, such as fill values, do not prevent consolidation."""
+    document = {**PLAIN, "attributes": {text: text, "NaN": "Infinity"}}
+
+    metadata = _root(_group("/"), _array("/a", document))["consolidated_metadata"]["metadata"]
+    assert metadata == {"a": document}
 
 
 @pytest.mark.parametrize(

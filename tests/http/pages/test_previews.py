@@ -91,6 +91,7 @@ def write_zarr(folder: Path) -> None:
     put("colours", COLOURS)
     put("constant", np.full((9, 9), 7, np.int16))
     put("line", np.arange(40))
+    put("described", BYTES, attributes={"low": float("nan"), "high": float("inf")})
     for name, factor in {"0": 2, "1": 1}.items():
         put(f"image/{name}", np.repeat(np.repeat(LEVEL, factor, 3), factor, 4), 64)
     put("image/2", LEVEL[..., ::2, ::2], 64)
@@ -273,6 +274,7 @@ def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
         ("wide", WIDE[3]),
         ("weather", WIDE[0]),
         ("holed", HOLED.astype(np.float32)),
+        ("described", BYTES),
         ("masked", np.where(np.eye(32, dtype=bool), np.nan, HOLED).astype(np.float32)),
     ],
 )

@@ -13,7 +13,7 @@ from itertools import islice
 from operator import lt
 from typing import Any, Final, NamedTuple
 
-from shardgate.formats.documents import check_levels, json_memory_nbytes
+from shardgate.formats.documents import check_levels, is_strict_json, json_memory_nbytes
 from shardgate.formats.icechunk.flatbuffers import (
     DATA,
     FILE_ID,
@@ -427,28 +427,33 @@ def _parse_node(stored: StoredNode, document: Any) -> SnapshotNode:
 
 
 def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Container[str]) -> bytes:
-    """Return the root with consolidated metadata, without nodes in no group; with a damaged node
-    the root alone, so that readers of that node see the error.
+    """Return the root with consolidated metadata, without nodes in no group. With a damaged node
+    the root alone, so that readers of that node see the error; also with NaN or Infinity in any
+    document, which would hide all from strict readers.
     """
     root = nodes.get("")
     if not isinstance(root, SnapshotNode):
         return b""
-    if root.chunks is not None or any(isinstance(node, DecodeError) for node in nodes.values()):
+    if root.chunks is not None:
         return root.document.served
     document = json.loads(root.document.served)
-    document.pop("consolidated_metadata", None)
-    members = b", ".join(
+    has_stale = document.pop("consolidated_metadata", None) is not None
+    group = json.dumps(document).encode()
+    alone = group if has_stale else root.document.served
+    if any(isinstance(node, DecodeError) for node in nodes.values()):
+        return alone
+    members = [
         json.dumps(path).encode() + b": " + node.document.served
         for path, node in nodes.items()
         if path and path not in orphans and isinstance(node, SnapshotNode)
-    )
+    ]
     head = b'"consolidated_metadata": {"kind": "inline", "must_understand": false, "metadata": {'
-    whole = b"%b, %b%b}}}" % (json.dumps(document).encode()[:-1], head, members)
+    whole = b"%b, %b%b}}}" % (group[:-1], head, b", ".join(members))
     try:
         check_levels(whole)
     except ValueError:  # a node within the limit is nested deeper here
-        return root.document.served
-    return whole
+        return alone
+    return whole if all(map(is_strict_json, [group, *members])) else alone
 
 
 def _weigh(node: SnapshotNode | DecodeError) -> int:

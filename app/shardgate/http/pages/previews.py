@@ -273,7 +273,7 @@ class Previews:
         members = await run_in_thread(parse_json, data, is_long=is_large(len(data)))
         if not isinstance(members, dict):
             raise UndrawableError(f"{key} is no JSON object")
-        return ZarrDocument(path, data, etag, members)
+        return ZarrDocument(path, etag, members)
 
     async def _locate(self, dataset: Dataset, drawing: Drawing) -> Mapping[str, Entity]:
         """Locate the chunks of *drawing* that exist, by their names."""

@@ -94,7 +94,6 @@ class ZarrDocument(NamedTuple):
     """A ``zarr.json`` as it is served."""
 
     directory: str
-    data: bytes
     version: ETag
     members: dict[str, Json]
 
@@ -114,7 +113,8 @@ def draw_zarr(found: ZarrDocument, node: NodeView) -> Drawing:
     _check_chunk(chunk_shape, item_nbytes(data_type))
     return Drawing(
         driver="zarr3",
-        document=("zarr.json", found.data),
+        # TensorStore refuses NaN, which attributes may have
+        document=("zarr.json", write_json(document | {"attributes": {}})),
         version=found.version,
         chunk_shape=chunk_shape,
         section=section,

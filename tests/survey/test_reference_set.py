@@ -231,6 +231,10 @@ def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
             lambda source: os.truncate(source, 153),
             "has 153 bytes, and bytes up to 154 are referred to",
         ),
+        (
+            lambda source: os.truncate(source, 20),
+            "has 20 bytes, and bytes up to 76 are referred to",
+        ),
     ],
 )
 def test_source_of_two_shards_is_named_once(tmp_path: Path, change: Any, reason: str) -> None:
@@ -240,21 +244,115 @@ def test_source_of_two_shards_is_named_once(tmp_path: Path, change: Any, reason:
     shown = run("verify", str(tmp_path / "refs.json"), "--allow-virtual", tmp_path.as_uri())
 
     assert shown.returncode == 1
-    assert shown.stdout.count(f"damaged: {source.as_uri()}: ") == 1
+    assert shown.stdout.count("damaged: ") == 1
+    assert f"damaged: {source.as_uri()}: " in shown.stdout
     assert f": {reason}\n" in shown.stdout
 
 
-def test_shard_that_is_not_allowed_is_not_checked(tmp_path: Path) -> None:
-    """`verify` counts a shard outside of the allowed prefixes, and checks all others."""
+def _run_with(command: str, tmp_path: Path, members: Any, **others: Any) -> Any:
+    """Run *command* on a set of two shards, with *members* added or replaced, in version 1."""
     _refer_to_shards(tmp_path)
-    document = json.loads((tmp_path / "refs.json").read_text())
-    document["a/c/0/0"] = ["/elsewhere/source", 0, 9]
-    (tmp_path / "refs.json").write_text(json.dumps(document))
-    shown = run("verify", str(tmp_path / "refs.json"), "--allow-virtual", tmp_path.as_uri())
+    refs = json.loads((tmp_path / "refs.json").read_text()) | members
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs, **others}))
+    return run(*command.split(), str(tmp_path / "refs.json"), "--allow-virtual", tmp_path.as_uri())
+
+
+def test_shard_that_is_not_allowed_is_not_checked(tmp_path: Path) -> None:
+    """`verify` names a shard outside of the allowed prefixes, and checks all others."""
+    shown = _run_with("verify", tmp_path, {"a/c/0/0": ["/elsewhere/source", 0, 9]})
 
     assert shown.returncode == 0
-    assert "not checked: .: 1 of its references: virtual references below file:///" in shown.stdout
+    assert "not checked: .: 1 of its references, such as a/c/0/0: virtual ref" in shown.stdout
     assert "1 inner chunk of 7 bytes: none damaged" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [("verify", "2 inner chunks of 12 bytes: none damaged"), ("inspect", " a      zarr array")],
+)
+@pytest.mark.parametrize("name", ["b/zarr.json", "zarr.json", "b/info"])
+def test_metadata_that_are_not_allowed_are_left_out(
+    tmp_path: Path, command: str, others: str, name: str
+) -> None:
+    """`verify` and `inspect` name metadata outside of the allowed prefixes, and go on."""
+    shown = _run_with(command, tmp_path, {name: ["/elsewhere/source", 0, 9]})
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "virtual references below file:///elsewhere/ are not allowed" in shown.stdout
+    assert others in shown.stdout
+
+
+def test_group_that_is_not_allowed_hides_no_array(tmp_path: Path) -> None:
+    """An array is served whose group has metadata outside of the allowed prefixes."""
+    _run_with("inspect", tmp_path, {"zarr.json": ["/elsewhere/source"]})
+    root = DatasetSettings(
+        url=str(tmp_path / "refs.json"),
+        format="kerchunk",
+        virtual_chunk_prefixes=(tmp_path.as_uri(),),
+    )
+    with client_of(Settings(datasets={"set": root})) as client:
+        assert client.get("/set/a/c/0/0").content == b"first"
+        assert client.get("/set/zarr.json").status_code == 403
+
+
+def test_references_of_a_shard_that_is_not_allowed_name_it(tmp_path: Path) -> None:
+    """`inspect --references` ends with the key of a shard outside of the allowed prefixes: without
+    it readers of the new set would see fill values.
+    """
+    shown = _run_with("inspect --references", tmp_path, {"a/c/0/0": ["/elsewhere/source", 0, 9]})
+
+    assert shown.returncode == 2
+    assert "error: a/c/0/0: virtual references below file:///elsewhere/ are" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        (["relative/x", 0, 9], "a reference to 'relative/x': expected a URL, or the absolute path"),
+        (["/a", -1, 2], "offset: expected an integer of 0 to 9223372036854775807, found -1"),
+    ],
+)
+@pytest.mark.parametrize("key", ["x", "a/c/0/0"])
+def test_invalid_reference_is_named_once(
+    tmp_path: Path, key: str, reference: Any, reason: str
+) -> None:
+    """`verify` names an invalid reference of a plain key or a shard once, with the reason."""
+    shown = _run_with("verify", tmp_path, {key: reference})
+
+    assert shown.returncode == 1
+    assert shown.stdout.count("damaged: ") == 1
+    assert f"damaged: {tmp_path.as_uri()}/refs.json/{key}: {key}: {reason}" in shown.stdout
+
+
+@pytest.mark.parametrize("part", [(), (0, 9)])
+@pytest.mark.parametrize("key", ["z/zarr.json", "a/c/0/0", "x"])
+def test_absent_source_is_named_once(tmp_path: Path, key: str, part: tuple[int, ...]) -> None:
+    """`verify` names an absent source of metadata, a shard or a plain key once."""
+    shown = _run_with("verify", tmp_path, {key: [f"{tmp_path}/absent", *part]})
+
+    assert shown.returncode == 1
+    (line,) = [line for line in shown.stdout.splitlines() if line.startswith("damaged: ")]
+    (source, named, reason) = line.removeprefix("damaged: ").rsplit(": ", 2)
+    assert source == f"{tmp_path.as_uri()}/absent"
+    assert named in (key, key.partition("/")[0])
+    assert reason == "does not exist, though it is referred to"
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [("verify", "2 inner chunks of 12 bytes: 1 damaged"), ("inspect", " a      zarr array")],
+)
+def test_pattern_of_unknown_keys_is_reported_beside_arrays(
+    tmp_path: Path, command: str, others: str
+) -> None:
+    """`verify` and `inspect` of a set with a pattern of unknown keys go on with its arrays."""
+    patterns = [{"key": "{{unknown}}", "url": "/x", "dimensions": {"i": {"stop": 3}}}]
+    shown = _run_with(command, tmp_path, {}, gen=patterns)
+
+    assert (shown.returncode, shown.stderr) == (1, "")
+    assert "refs.json: " in shown.stdout
+    assert "gen: 'unknown' is undefined" in shown.stdout
+    assert others in shown.stdout
 
 
 def _refer_to_shards(tmp_path: Path) -> Path:

@@ -14,7 +14,7 @@ from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, join
 _BATCH: Final = 4096
 
 LEFT_OUT: Final = "left out"
-"""Kind of a description of what has names that are no keys; it says so as its `why_sharded`."""
+"""Kind of a description of what has no keys, or may not be read; `why_sharded` has the reason."""
 
 type Column = NDArray[np.uint64]
 
@@ -231,14 +231,20 @@ class Damage:
     reason: str
 
 
-def misfit(size: int | None, stop: int) -> str:
+class MissingBytes(str):
+    """Reason that an object does not exist, or is too short: one for all that refers to it."""
+
+    __slots__ = ()
+
+
+def misfit(size: int | None, stop: int) -> MissingBytes:
     """Return why an object of *size*, `None` if it is absent, lacks bytes up to *stop*."""
     have = (
         "does not exist, though it is"
         if size is None
         else f"has {size} bytes, and bytes up to {stop} are"
     )
-    return f"{have} referred to"
+    return MissingBytes(f"{have} referred to")
 
 
 @dataclass(slots=True)

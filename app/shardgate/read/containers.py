@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError
 from shardgate.formats.contract import (
     Document,
     Format,
@@ -48,7 +48,7 @@ class PassThrough(StoredObjects):
 class MissingArray(PassThrough):
     """Layout of a key named like a chunk that belongs to no array; no object is served for it."""
 
-    fault: DamagedError | None = None
+    fault: DamagedError | NotAllowedError | None = None
     """Raised for reads, where there should be an array, or its metadata are damaged."""
 
     async def locate(self, key: VirtualKey, _: Fetch) -> Location:  # noqa: ARG002
@@ -141,7 +141,7 @@ class Containers:
         found, rest, _ = container
         is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
         # Faults of an archive at the root have its name, which is that of the empty key too.
-        if fault is not None and key and fault.ref == root.join(key):
+        if key and not isinstance(fault, NotAllowedError | None) and fault.ref == root.join(key):
             raise fault
         if isinstance(fault, MetadataMissingError):
             if is_like_a_chunk:
@@ -152,11 +152,11 @@ class Containers:
 
     async def _search(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch
-    ) -> tuple[Container, MetadataMissingError | DamagedError | None]:
+    ) -> tuple[Container, MetadataMissingError | DamagedError | NotAllowedError | None]:
         found = self.passthrough(root)
         formats: Sequence[Format] = self.formats
         rest = key
-        fault: MetadataMissingError | DamagedError | None = None
+        fault: MetadataMissingError | DamagedError | NotAllowedError | None = None
         is_total = False
         outer: list[tuple[Layout, int]] = []
         directory, start = root, 0
@@ -203,14 +203,16 @@ class Containers:
 
     async def _open(
         self, directory: ObjectRef, fetch: Fetch
-    ) -> tuple[tuple[Format, Layout] | None, tuple[Format, DamagedError] | None]:
-        """Open *directory* by the first format that can, and return the damage that another met."""
+    ) -> tuple[tuple[Format, Layout] | None, tuple[Format, DamagedError | NotAllowedError] | None]:
+        """Open *directory* by the first format that can, and return the damage that another met, or
+        the refusal to follow a reference.
+        """
         damage = None
         for fmt in self.formats:
             try:
                 if (layout := await fmt.open(directory, fetch)) is not None:
                     return (fmt, layout), damage
-            except DamagedError as damaged:
+            except (DamagedError, NotAllowedError) as damaged:
                 damage = damage or (fmt, damaged)
         return None, damage
 

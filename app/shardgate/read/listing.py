@@ -28,7 +28,7 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.members import MemberLayout
 from shardgate.formats.reading import Fetch
-from shardgate.formats.surveying import ChunkCollection, Listing
+from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
     MISSING,
     Coded,
@@ -46,7 +46,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.nesting import MemberReader, NestedLayout, time_of_members
+from shardgate.read.nesting import UNREADABLE, MemberReader, NestedLayout, time_of_members
 from shardgate.storage.contract import Listed, ObjectReader
 
 _MAX_EXAMINED: Final = 10_000
@@ -112,10 +112,10 @@ def _within(root: Root, layout: MemberLayout) -> Root:
 
 
 class OpenedContainer(NamedTuple):
-    """A container, or the damage that prevents opening it."""
+    """A container, or the error that prevents opening it."""
 
     path: str
-    found: Layout | DamagedError
+    found: Layout | Exception
     listing: Listing
 
 
@@ -140,9 +140,11 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
         listing = partial(list_names, root.listing, root.ref.join(path))
         try:
             layout = await root.containers.open(root.ref.join(path), root.fetch)
-        except DamagedError as damage:
+        except UNREADABLE as error:
+            if root.members is None and not isinstance(error, DamagedError):
+                raise  # the store refuses, and not the source of one member
             is_doubtful = True
-            yield OpenedContainer(path, damage, listing)
+            yield OpenedContainer(path, error, listing)
         else:
             if isinstance(layout, MemberLayout):
                 yield OpenedContainer(path, layout, listing)
@@ -185,6 +187,9 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
     path, layout, listing = opened
     if isinstance(layout, DamagedError):
         return [Visited(path, path, layout)]
+    if isinstance(layout, Exception):
+        left_out = Description("", "", LEFT_OUT, why_sharded=str(layout))
+        return [Visited(path, path, ChunkCollection(left_out, None))]
     try:
         found = await layout.collections(root.fetch, listing, run_in_thread)
     except DamagedError as damage:
@@ -213,20 +218,21 @@ async def _directories(
     """
     directory, containers = root.ref.join(path).prefix, root.containers
     markers = {directory.join(name) for name in containers.marker_names}
+    names: list[str] = []
     try:
-        names: Sequence[str] = [
-            listed.ref.key.removeprefix(directory.key).rstrip("/")
-            async for listed in root.listing.list(directory, delimiter="/")
-            if listed.size is None
-            or (containers.is_archive(listed.ref.key) and listed.ref not in markers)
-        ]
+        async for listed in root.listing.list(directory, delimiter="/"):
+            is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
+            if listed.size is None or is_archive:
+                names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
+    except DamagedError:
+        pass  # the set, which may have further members, tells it with its collections
     except StorageUnusableError:
         if layout is None and not is_needed:
             return ()
         below = None if layout is None else await run_in_thread(layout.names_below)
         if below is None:
             raise
-        names = below
+        names = [*below]
     return [
         name
         for name in names
@@ -428,7 +434,7 @@ class Tree:
         """Open a container; the objects of a damaged one are listed as they are stored."""
         try:
             return await self.root.containers.open(directory, self.root.fetch)
-        except DamagedError:
+        except (DamagedError, NotAllowedError):
             return None
 
 

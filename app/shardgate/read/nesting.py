@@ -42,6 +42,7 @@ from shardgate.formats.reading import (
 from shardgate.formats.surveying import (
     ChunkCollection,
     Listing,
+    MissingBytes,
     Shard,
     Shards,
     Survey,
@@ -69,7 +70,7 @@ from shardgate.storage.contract import Listed
 
 _LISTED_AT_ONCE: Final = 128
 _LOCATED_AT_ONCE: Final = 64
-_UNREADABLE: Final = (
+UNREADABLE: Final = (
     DamagedError,
     NotAllowedError,
     StorageDeniedError,
@@ -180,7 +181,8 @@ class MemberReader:
         try:
             found = await self.fetch(inside, allow_stale=allow_stale)
         except DamagedError as error:
-            raise DamagedError(read.ref, error.reason) from error
+            at_fault = ref if isinstance(error.reason, MissingBytes) else read.ref
+            raise DamagedError(at_fault, error.reason) from error
         if found is None or found.size < whole.stop:
             raise DamagedError(ref, misfit(None if found is None else found.size, whole.stop))
         etag = place.etag if isinstance(place, Stored) else found.etag
@@ -201,13 +203,24 @@ class MemberReader:
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
         directory = self.outer.directory.prefix
-        within = Window(prefix.key, after).below(directory.key)
-        names = self.outer.below(within.prefix, within.after, delimiter, self.fetch)
+        within = Window(prefix.key, after, delimiter).below(directory.key)
+        damages: list[DamagedError] = []
+
+        async def find_names() -> AsyncIterator[tuple[str, int | None]]:
+            try:
+                async for name in self.outer.below(*within, self.fetch):
+                    yield name
+            except DamagedError as damage:  # the names before it come first
+                damages.append(damage)
+
+        names = find_names()
         while batch := await take(names, _LISTED_AT_ONCE):
             sizes = await bounded_gather(self._size, batch, limit=_LOCATED_AT_ONCE)
             for (name, _), nbytes in zip(batch, sizes, strict=True):
                 ref = ObjectRef(directory.bucket, directory.key + name)
                 yield Listed(ref, nbytes, modified_s=self.outer.modified_s)
+        for damage in damages:
+            raise damage
 
     async def _size(self, member: tuple[str, int | None]) -> int | None:
         """Return the size of a *member* of `MemberLayout.below`; 0 where only its object tells, and
@@ -218,7 +231,7 @@ class MemberReader:
             return nbytes
         try:
             place = await self.outer.find(name, self.fetch)
-        except _UNREADABLE:
+        except UNREADABLE:
             return 0
         _, nbytes, _ = _clip(place, None)
         return nbytes

@@ -9,6 +9,7 @@ from typing import Any, Final
 from shardgate.errors import DamagedError, RangeNotSatisfiedError, VersionChangedError, lost
 from shardgate.formats.compression import CODINGS, decode_content
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
+from shardgate.formats.surveying import MissingBytes
 from shardgate.model import ByteRange, ByteRequest, ETag, condition_of
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.contract import Found, NotModified, ObjectReader, read_exactly
@@ -66,7 +67,7 @@ async def _get(
     except VersionChangedError as error:
         raise error if version is None else lost(read.ref, version, error) from error
     except RangeNotSatisfiedError as error:
-        reason = f"{error.size} bytes are too few for its {read.kind}"
+        reason = MissingBytes(f"{error.size} bytes are too few for its {read.kind}")
         raise DamagedError(read.ref, reason) from error
 
 

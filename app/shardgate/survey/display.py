@@ -96,7 +96,7 @@ def _cells(report: Description | RefDescription | DamageReport) -> dict[str, str
     shards = _by(report.shard_shape) or report.sharding or report.why_sharded or "not sharded"
     return {
         "path": report.path or ".",
-        "kind": f"{report.format} {report.kind}",
+        "kind": f"{report.format} {report.kind}".lstrip(),
         "shape": "" if report.shape is None else _axes(report.shape, report.dimension_names),
         "type": report.data_type or "",
         "inner chunk": _by(report.inner_chunk_shape),

@@ -62,7 +62,10 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
             # It is served as it is stored, perhaps in a container whose members lie elsewhere.
             key = VirtualKey(found.key)
             layout, inside, _ = await root.containers.search(root.ref, key, root.fetch)
-        place = await layout.locate(inside, root.fetch)
+        try:
+            place = await layout.locate(inside, root.fetch)
+        except NotAllowedError as error:  # without the key the set would read as fill value there
+            raise NotAllowedError(f"{found.key}: {error}") from error
         is_listed = not isinstance(place, Whole) or isinstance(found.found, Listed)
         return place if is_listed else MISSING
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import batched
 from typing import Final, NamedTuple, Self
 
@@ -34,6 +35,7 @@ from shardgate.formats.surveying import (
     Finding,
     IndexEntry,
     Listing,
+    MissingBytes,
     NeededObject,
     Ranges,
     Report,
@@ -59,6 +61,7 @@ from shardgate.read.listing import (
     collections_of,
     find_containers,
 )
+from shardgate.read.nesting import NestedLayout
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore
@@ -69,7 +72,6 @@ _ATTEMPTS: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 8 * 1024**2
 _PLANNED_ENTRIES: Final = 4096
-_REFERRED: Final = " referred to"
 
 
 type OnShard = Callable[[Report], None]
@@ -90,7 +92,7 @@ async def verify(
     damages = sorted(verifier.report.damages, key=lambda damage: (damage.object, damage.key))
     # A source that is absent or short is found once for itself, and by each shard that it holds.
     first = {
-        (each.object, *(() if each.reason.endswith(_REFERRED) else (each.key, each.reason))): each
+        (each.object, isinstance(each.reason, MissingBytes) or (each.key, each.reason)): each
         for each in reversed(damages)
     }
     verifier.report.damages = list(reversed(first.values()))
@@ -105,6 +107,7 @@ class _Verifier:
         self._on_shard = on_shard
         self._chunks = chunks
         self._gate = asyncio.Semaphore(SHARDS_AT_ONCE)
+        self._sets: set[ObjectRef] = set()
 
     async def run(self) -> None:
         try:
@@ -112,7 +115,11 @@ class _Verifier:
                 async for opened in find_containers(self._root):
                     path, layout, _ = opened
                     if isinstance(layout, DamagedError):
-                        self._add_damage(layout)
+                        if layout.ref not in self._sets:  # else following references finds it
+                            self._add_damage(layout, path)
+                        continue
+                    if isinstance(layout, Exception):
+                        self._add(Report(not_checked={"": str(layout)}), path)
                         continue
                     async for finding in self._findings(opened):
                         if isinstance(finding, Report):
@@ -144,16 +151,18 @@ class _Verifier:
         self._add(part, path)
 
     async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
-        _, layout, _ = opened
+        path, layout, _ = opened
         if isinstance(layout, MemberLayout) and layout.references is not None:
+            self._sets.add(layout.references)
             sources = _Sources(layout, layout.references, self._root.fetch)
             async for finding in sources.findings():
                 yield finding
         if not isinstance(layout, Stateful):
             for _, _, found in await collections_of(self._root, opened):
                 if isinstance(found, DamagedError):
-                    self._add_damage(found)
-                else:
+                    self._add_damage(found, path)
+                    continue
+                with suppress(DamagedError):  # of the set, whose other collections tell it
                     async for finding in _findings_of(found, opened.listing, chunks=self._chunks):
                         yield finding
             return
@@ -164,11 +173,13 @@ class _Verifier:
         except OfflineError as error:
             yield Report(not_checked={"": str(error)})
         except DamagedError as error:
-            self._add_damage(error)
+            self._add_damage(error, path)
 
-    def _add_damage(self, error: DamagedError) -> None:
-        """Add the damage of metadata, which have keys below the root."""
-        key = self._root.key_of(error.ref)
+    def _add_damage(self, error: DamagedError, path: str) -> None:
+        """Add the damage of metadata, which have keys below the root, or of their source."""
+        start = self._root.ref.prefix
+        is_below = error.ref.bucket == start.bucket and error.ref.key.startswith(start.key)
+        key = self._root.key_of(error.ref) if is_below else path
         self._add(Report.of_damage(error.ref, key, error.reason), "")
 
 
@@ -210,10 +221,11 @@ class _Sources:
         self._references = references
         self._fetch = fetch
         self._furthest: dict[ObjectRef, NeededObject] = {}
-        self._unchecked: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
 
     async def findings(self) -> AsyncGenerator[Finding]:
-        """Follow all references. Invalid ones are among the damages of the set's collections."""
+        """Follow all references."""
         count = 0
         try:
             async for name, _ in self._layout.below("", "", "", self._fetch):
@@ -222,23 +234,28 @@ class _Sources:
                     yield damage
         except DamagedError as error:
             if error.ref == self._references:
-                self._unchecked[error.reason] += 1
+                yield Report(not_checked={"": error.reason})
             else:
                 yield Report.of_damage(error.ref, "", error.reason)
         yield Report(counts={"references": count})
         for needed in self._furthest.values():
             yield needed
-        for reason, number in self._unchecked.items():
-            yield Report(not_checked={"": f"{number} of its references: {reason}"})
+        for reason, number in self._refused.items():
+            some = f"{number} of its references, such as {self._examples[reason]}"
+            yield Report(not_checked={"": f"{some}: {reason}"})
 
     async def _follow(self, name: str) -> Report | None:
         try:
             place = await self._layout.find(name, self._fetch)
         except NotAllowedError as error:
-            self._unchecked[str(error)] += 1
+            self._refused[str(error)] += 1
+            self._examples.setdefault(str(error), name)
         except (DamagedError, StorageError) as error:
-            if error.ref != self._references:
+            if isinstance(error.reason, MissingBytes):
                 return Report.of_damage(error.ref, name, error.reason)
+            is_invalid = error.ref == self._references
+            ref = self._layout.directory.join(name) if is_invalid else error.ref
+            return Report.of_damage(ref, name, error.reason.removeprefix(f"{name}: "))
         else:
             if isinstance(place, Part) and place.byte_range.length:
                 known = self._furthest.get(place.ref)
@@ -284,6 +301,7 @@ class _ShardCheck:
         self.report = Report()
         self._store = store
         self._layout = layout
+        self._references = layout.outer.references if isinstance(layout, NestedLayout) else None
         self._fetch = DirectFetch(store)
         self._chunks = chunks
 
@@ -295,7 +313,8 @@ class _ShardCheck:
             survey = await self._layout.survey(shard, self._fetch)
         except DamagedError as damaged:
             self.report.shards = 1
-            self.damage(damaged.ref, shard.key, damaged.reason)
+            if damaged.ref != self._references:  # else it is found by following all references
+                self.damage(damaged.ref, shard.key, damaged.reason)
             return
         if survey is None:
             return

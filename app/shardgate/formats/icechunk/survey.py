@@ -17,6 +17,7 @@ from shardgate.formats.surveying import (
     Enclosed,
     EntryTable,
     Finding,
+    MissingBytes,
     NeededObject,
     Ranges,
     Report,
@@ -225,7 +226,9 @@ class PlainChunk:
         if not isinstance(whole, Stored):
             found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, whole.version))
             if found is None:
-                raise DamagedError(self.ref, "does not exist, though it is referred to")
+                raise DamagedError(
+                    self.ref, MissingBytes("does not exist, though it is referred to")
+                )
             whole = Stored(self.ref, whole.byte_range, found.etag)
         only = Ranges.of(ByteRange(0, whole.byte_range.length))
         return Survey(

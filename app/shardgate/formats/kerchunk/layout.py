@@ -37,7 +37,7 @@ from shardgate.formats.reading import (
     RunInThread,
 )
 from shardgate.formats.references import SLASHES, Allowed, resolve
-from shardgate.formats.surveying import ChunkCollection, Listing
+from shardgate.formats.surveying import ChunkCollection, Listing, MissingBytes
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
 _FILE: Final = re.compile(r"^(?:(?:file|local):)?/(?!/)|^/+", re.IGNORECASE)
@@ -137,7 +137,7 @@ class ReferenceLayout(MemberLayout):
             return Part(ref, source.byte_range)
         first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
         if first is None:
-            raise DamagedError(ref, "does not exist, though it is referred to")
+            raise DamagedError(ref, MissingBytes("does not exist, though it is referred to"))
         return Stored(ref, ByteRange(0, first.size), first.etag)
 
     async def below(
@@ -174,7 +174,8 @@ class ReferenceLayout(MemberLayout):
         if references.fault:
             faults.insert(0, ("", references.fault))
         damages = [
-            DamagedError(self.directory.join(name), reason) for name, reason in faults[:_MOST_NAMED]
+            DamagedError(self.directory.join(name) if name else ref, reason)
+            for name, reason in faults[:_MOST_NAMED]
         ]
         if len(faults) > _MOST_NAMED:
             damages.append(DamagedError(ref, f"it has more than {_MOST_NAMED} invalid references"))

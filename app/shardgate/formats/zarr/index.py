@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError, Read, Versioned
+from shardgate.formats.surveying import MissingBytes
 from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole
 
 ENTRY_NBYTES: Final = 16
@@ -266,8 +267,8 @@ def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stor
             return found and Stored(ref, ByteRange(0, found.size), found.etag)
         case Stored(ref, place) | Part(ref, place):
             if found is None:
-                raise DamagedError(ref, "does not exist, though it is referred to")
+                raise DamagedError(ref, MissingBytes("does not exist, though it is referred to"))
             if found.size < place.stop:
-                reason = f"{place} is referred to, and it has {found.size} bytes"
+                reason = MissingBytes(f"{place} is referred to, and it has {found.size} bytes")
                 raise DamagedError(ref, reason)
             return shard if isinstance(shard, Stored) else Stored(ref, place, found.etag)

@@ -7,18 +7,25 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq)
 
 PYTEST := $(BIN)/python -m pytest -p tests.support.progress -o console_output_style=classic \
-  -m "not soak" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+  --dist loadfile --no-loadscope-reorder
+
+# Tests that need no other programs, and no packages but those of the group dev.
+QUICK := tests/formats tests/read tests/write tests/survey tests/icechunk \
+  $(foreach name,concurrency configuration datasets docs model settings,tests/test_$(name).py)
 
 # Tests start many processes, each of which would compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check bench soak clean
+.PHONY: demo test test-quick check bench soak clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.js
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not soak" --numprocesses 3 $(ARGS)
+
+test-quick: $(VENV)/.quick
+	$(PYTEST) -m "not soak" --numprocesses 2 $(QUICK) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -30,7 +37,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 soak: $(VENV)/.dev $(VENV)/.js
-	$(BIN)/pytest -m soak --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m soak --numprocesses 2 $(ARGS)
 
 clean:
 	rm -rf $(VENV) .uv demo-data $(JS)/node_modules
@@ -40,10 +47,15 @@ $(VENV)/.demo: pyproject.toml $(BIN)/python
 	@$(INSTALL) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(BIN)/python
-	@echo "Installing Shardgate and the packages of its tests into $(VENV) (some minutes) ..."
+$(VENV)/.quick: pyproject.toml $(BIN)/python
+	@echo "Installing Shardgate and the packages of its quick tests into $(VENV) (1 to 3 minutes) ..."
 	@$(INSTALL) --editable '.[demo]' --group dev
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.dev: pyproject.toml $(BIN)/python
+	@echo "Installing Shardgate, the packages of its tests and other clients into $(VENV) (2 to 5 minutes) ..."
+	@$(INSTALL) --editable '.[demo]' --group dev-clients
+	@touch $@ $(VENV)/.quick $(VENV)/.demo
 
 # The tests of JavaScript clients skip themselves where there is no node.
 $(VENV)/.js: $(wildcard $(JS)/package.json) $(BIN)/python

@@ -34,6 +34,7 @@ class Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._cache = getattr(config, "cache", None)  # not with -p no:cacheprovider
         arguments = " ".join(map(str, config.invocation_params.args))
         self._key = f"seconds/{hashlib.sha256(arguments.encode()).hexdigest()[:16]}"
         self._count = 0
@@ -44,7 +45,7 @@ class Progress:
 
     def pytest_report_header(self) -> Sequence[str]:
         """Return the expected duration, and the programs whose tests are skipped."""
-        last = self._config.cache.get(self._key, None) if self._config.cache else None
+        last = None if self._cache is None else self._cache.get(self._key, None)
         header = [
             f"duration: {_spell(DOCUMENTED_S)} for all tests on two quiet cores"
             if last is None
@@ -92,8 +93,8 @@ class Progress:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Keep the duration of a run that went through."""
-        if exitstatus == pytest.ExitCode.OK and self._config.cache:
-            self._config.cache.set(self._key, time.monotonic() - self._started)
+        if exitstatus == pytest.ExitCode.OK and self._cache is not None:
+            self._cache.set(self._key, time.monotonic() - self._started)
 
     @property
     def _terminal(self) -> pytest.TerminalReporter:

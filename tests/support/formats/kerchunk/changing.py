@@ -74,7 +74,7 @@ def changed(chance: random.Random) -> bytes:
             case 0 | 1:
                 container[name] = chance.choice(_NUMBERS)
             case 2:
-                container[name] = chance.choice(_OTHERS)
+                container[name] = copy.deepcopy(chance.choice(_OTHERS))
             case 3:
                 container[name] = chance.choice(_EXPRESSIONS)
             case 4:

@@ -237,14 +237,14 @@ class MissingBytes(str):
     __slots__ = ()
 
 
+ABSENT_SOURCE: Final = MissingBytes("does not exist, though it is referred to")
+
+
 def misfit(size: int | None, stop: int) -> MissingBytes:
     """Return why an object of *size*, `None` if it is absent, lacks bytes up to *stop*."""
-    have = (
-        "does not exist, though it is"
-        if size is None
-        else f"has {size} bytes, and bytes up to {stop} are"
-    )
-    return MissingBytes(f"{have} referred to")
+    if size is None:
+        return ABSENT_SOURCE
+    return MissingBytes(f"has {size} bytes, and bytes up to {stop} are referred to")
 
 
 @dataclass(slots=True)

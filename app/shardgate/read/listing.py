@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -220,12 +220,11 @@ async def _directories(
     markers = {directory.join(name) for name in containers.marker_names}
     names: list[str] = []
     try:
-        async for listed in root.listing.list(directory, delimiter="/"):
-            is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
-            if listed.size is None or is_archive:
-                names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
-    except DamagedError:
-        pass  # the set, which may have further members, tells it with its collections
+        with suppress(DamagedError):  # of a set, which tells it with its collections
+            async for listed in root.listing.list(directory, delimiter="/"):
+                is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
+                if listed.size is None or is_archive:
+                    names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
     except StorageUnusableError:
         if layout is None and not is_needed:
             return ()

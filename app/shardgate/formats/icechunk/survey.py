@@ -14,10 +14,10 @@ from shardgate.formats.icechunk.repository_files import Repository
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Versioned, Weighable
 from shardgate.formats.surveying import (
+    ABSENT_SOURCE,
     Enclosed,
     EntryTable,
     Finding,
-    MissingBytes,
     NeededObject,
     Ranges,
     Report,
@@ -226,9 +226,7 @@ class PlainChunk:
         if not isinstance(whole, Stored):
             found = await fetch(Read("chunk", self.ref, ByteRange(0, 1), Opaque, whole.version))
             if found is None:
-                raise DamagedError(
-                    self.ref, MissingBytes("does not exist, though it is referred to")
-                )
+                raise DamagedError(self.ref, ABSENT_SOURCE)
             whole = Stored(self.ref, whole.byte_range, found.etag)
         only = Ranges.of(ByteRange(0, whole.byte_range.length))
         return Survey(

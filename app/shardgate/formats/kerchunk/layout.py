@@ -37,7 +37,7 @@ from shardgate.formats.reading import (
     RunInThread,
 )
 from shardgate.formats.references import SLASHES, Allowed, resolve
-from shardgate.formats.surveying import ChunkCollection, Listing, MissingBytes
+from shardgate.formats.surveying import ABSENT_SOURCE, ChunkCollection, Listing
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored
 
 _FILE: Final = re.compile(r"^(?:(?:file|local):)?/(?!/)|^/+", re.IGNORECASE)
@@ -137,7 +137,7 @@ class ReferenceLayout(MemberLayout):
             return Part(ref, source.byte_range)
         first = await fetch(Read("reference-source", ref, ByteRange(0, 1), Opaque))
         if first is None:
-            raise DamagedError(ref, MissingBytes("does not exist, though it is referred to"))
+            raise DamagedError(ref, ABSENT_SOURCE)
         return Stored(ref, ByteRange(0, first.size), first.etag)
 
     async def below(

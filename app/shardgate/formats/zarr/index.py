@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardgate.errors import DamagedError
 from shardgate.formats.reading import DecodeError, Read, Versioned
-from shardgate.formats.surveying import MissingBytes
+from shardgate.formats.surveying import ABSENT_SOURCE, MissingBytes
 from shardgate.model import ByteRange, Part, Stored, SuffixRange, Whole
 
 ENTRY_NBYTES: Final = 16
@@ -267,7 +267,7 @@ def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stor
             return found and Stored(ref, ByteRange(0, found.size), found.etag)
         case Stored(ref, place) | Part(ref, place):
             if found is None:
-                raise DamagedError(ref, MissingBytes("does not exist, though it is referred to"))
+                raise DamagedError(ref, ABSENT_SOURCE)
             if found.size < place.stop:
                 reason = MissingBytes(f"{place} is referred to, and it has {found.size} bytes")
                 raise DamagedError(ref, reason)

@@ -55,8 +55,8 @@ async def use(container: MemberFormat, name: str, data: bytes) -> None:
     [
         ("zip", 10_000),
         ("kerchunk", 500),
-        pytest.param("zip", 10_000_000, marks=pytest.mark.soak),
-        pytest.param("kerchunk", 500_000, marks=pytest.mark.soak),
+        pytest.param("zip", 3_000_000, marks=pytest.mark.soak),
+        pytest.param("kerchunk", 200_000, marks=pytest.mark.soak),
     ],
 )
 async def test_changed_container_is_used_or_refused(kind: str, examples: int) -> None:

@@ -3,8 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 JS := tests/clients/js
-UV := $(shell command -v uv 2>/dev/null)
-INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq)
+INSTALL := .ci/install $(BIN)/python
 
 PYTEST := $(BIN)/python -m pytest -p tests.support.progress -o console_output_style=classic \
   --dist loadfile --no-loadscope-reorder

@@ -33,6 +33,10 @@ STOP_S: Final = 20
 """Longest wait for responses in progress after SIGTERM."""
 START_S: Final = 60.0
 """Longest wait for the start of one of several processes."""
+_ALIVE_S: Final = 30
+"""Longest silence of one of several processes: with uvicorn's 5 s, one that replaces another on a
+busy machine was ended before it had imported all, again and again.
+"""
 _NOT_STARTED: Final = "the service did not start; the log says why"
 _MOST_FILES: Final = 65_536
 _YOUNG_OBJECTS: Final = 5_000
@@ -168,6 +172,7 @@ def configure(
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type] # a float will do
         timeout_graceful_shutdown=STOP_S,
+        timeout_worker_healthcheck=_ALIVE_S,
     )
 
 

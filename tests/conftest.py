@@ -32,6 +32,7 @@ _ORDER: Final = (
 )  # fmt: skip
 """Folders of tests, those with the slowest files first."""
 _YOUNG_OBJECTS: Final = 5_000
+_PATIENCE_S: Final = 60.0
 _SLOW_WORKERS: Final = 2
 _TOGETHER: Final = ("tests/clients", "tests/clients/icechunk", "tests/clients/precomputed")
 
@@ -61,6 +62,13 @@ def turn(item: pytest.Item) -> int:
     return _ORDER.index(folder) if folder in _ORDER else 0
 
 
+def _be_patient() -> None:
+    """Let httpx wait as long as a busy machine takes, where a test does not say how long."""
+    for name in ("connect", "read", "write", "pool"):
+        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, _PATIENCE_S)  # noqa: SLF001
+
+
+_be_patient()
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 

@@ -290,8 +290,6 @@ def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None
 def test_session_stays_open_after_damage(tmp_path: Path) -> None:
     """A commit that finds a damaged manifest fails with 424, and the session stays open: it can be
     committed once the array is deleted.
-
-    A session whose parent snapshot was collected answers 424 to reads, and can be discarded.
     """
     with replicas(Place(tmp_path)) as pair:
         first = pair.begin()
@@ -310,12 +308,17 @@ def test_session_stays_open_after_damage(tmp_path: Path) -> None:
         pair.committed(session_id)
         assert list(pair.group()) == ["g"]
 
-        orphan = pair.begin()
+
+def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
+    """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
+    with replicas(Place(tmp_path)) as pair:
+        session_id = pair.begin()
         (tmp_path / "snapshots" / pair.history[0]).unlink()
-        assert pair.get(orphan, "zarr.json").status_code == 424
-        assert tell(pair, orphan).json()["state"] == "open"
-        assert pair.clients[0].delete(f"{SESSIONS}/{orphan}").status_code == 204
-        assert tell(pair, orphan, at=1).status_code == 404
+
+        assert pair.get(session_id, "zarr.json").status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.clients[0].delete(f"{SESSIONS}/{session_id}").status_code == 204
+        assert tell(pair, session_id, at=1).status_code == 404
 
 
 def test_node_of_another_kind_or_rank_drops_its_content(pair: Replicas, session_id: str) -> None:

@@ -85,6 +85,12 @@ DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "negative-resolution": {"info": info(resolution=[-1, 1, 1])},
     "huge-offset": {"info": info(voxel_offset=[HUGE, 0, 0])},
     "huge-size": {"info": info(size=[HUGE, 1, 1])},
+    "sound": {"zarr.json": array_metadata([4, 6], [2, 3], [LITTLE])},
+    "draft": {"zarr.json": {
+        "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_key_suffix": ".json",
+        "extensions": []}},
     "many-scales": {"info": volume_info(None) | {"scales": volume_info(None)["scales"] * 3000,
                                                  "junk": [0] * 100_000}},
 }  # fmt: skip
@@ -210,31 +216,20 @@ def test_first_sound_image_is_shown_after_odd_ones(client: httpx.Client) -> None
     assert client.get("/api/datasets/all/viewer").status_code == 307
 
 
-def test_draft_of_2022_has_curl_alone(tmp_path: Path) -> None:
+def test_draft_of_2022_has_curl_alone(client: httpx.Client) -> None:
     """The root of a store of the 2022 draft has a page with code for its document by curl alone."""
-    root = {
-        "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
-        "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
-        "metadata_key_suffix": ".json",
-        "extensions": [],
-    }
-    (tmp_path / "zarr.json").write_text(json.dumps(root))
-    with client_of(Settings(datasets={"draft": DatasetSettings(url=str(tmp_path))})) as client:
-        snippets = open_page(client, "/draft/").snippets()
+    snippets = open_page(client, "/draft/").snippets()
 
     assert list(snippets) == ["curl"]
     assert snippets["curl"].endswith("/draft/zarr.json")
 
 
-def test_page_of_a_store_that_cannot_list(tmp_path: Path) -> None:
+def test_page_of_a_store_that_cannot_list(client: httpx.Client) -> None:
     """A node of an http store, whose keys are unknown, has a page that says so, and its preview."""
-    document = array_metadata([4, 6], [2, 3], [LITTLE])
-    (tmp_path / "zarr.json").write_text(json.dumps(document))
-    with client_of(Settings(datasets={"em": DatasetSettings(url=str(tmp_path))})) as origin:
-        datasets = {"far": DatasetSettings(url=f"{origin.base_url}/em")}
-        with client_of(Settings(datasets=datasets)) as client:
-            page = open_page(client, "/far/")
-            preview = client.get("/api/datasets/far/preview.png")
+    datasets = {"far": DatasetSettings(url=f"{client.base_url}/sound")}
+    with client_of(Settings(datasets=datasets)) as opened:
+        page = open_page(opened, "/far/")
+        preview = opened.get("/api/datasets/far/preview.png")
 
     assert page.texts("dd")[0].startswith("4 ")
     assert preview.status_code == 200

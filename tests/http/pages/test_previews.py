@@ -290,8 +290,8 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
     ],
 )
 def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, path: str) -> None:
-    """Damage, an unknown codec, a huge chunk, one that would inflate to a gigabyte, uneven chunks, a
-    line, absence and a store that is down get the same grey picture.
+    """Damage, an unknown codec, a chunk that is huge or would inflate to a gigabyte, uneven chunks,
+    a line, absence and a store that is down get the same grey picture.
     """
     answer = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
 

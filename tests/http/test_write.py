@@ -19,7 +19,7 @@ from shardgate.settings import DatasetSettings, Settings
 from tests.support.formats.case import Case
 from tests.support.formats.neuroglancer_precomputed.case import CASES as PRECOMPUTED
 from tests.support.formats.zarr.case import CASES as ZARR
-from tests.support.http.taking import CHUNKS, MAX, NEW, get, taking, wire
+from tests.support.http.taking import MAX, NEW, get, taking, wire
 from tests.support.serving import client_of
 
 
@@ -69,26 +69,6 @@ def test_write_with_an_unmet_condition_is_refused(client: httpx.Client, path: st
     assert client.delete(path, headers={"if-match": "*"}).status_code == 204
     assert client.put(path, headers={"if-match": "*"}, content=NEW).status_code == 412
     assert client.put(path, headers={"if-none-match": "*"}, content=NEW).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        *(("PUT", "/fixed/c/0/0"), ("DELETE", "/fixed/c/0/0"), ("POST", "/fixed?delete")),
-        *(("DELETE", "/fixed?prefix=c/"), ("POST", "/fixed/c/0/0?uploads"), ("POST", "/em/c/0/0")),
-        ("PATCH", "/em/c/0/0"),
-    ],
-)
-def test_method_that_is_not_allowed_is_405(client: httpx.Client, method: str, path: str) -> None:
-    """A method that is not allowed is 405, and Allow equals that of OPTIONS (RFC 9110 §15.5.6)."""
-    answer = client.request(method, path, content=b"x")
-    preflight = client.options(path)
-
-    assert answer.status_code == 405
-    assert method not in answer.headers["allow"].split(", ") or "?delete" in path
-    assert answer.headers["allow"] == preflight.headers["allow"]
-    assert preflight.headers["access-control-allow-methods"] == preflight.headers["allow"]
-    assert get(client, "/fixed/c/0/0") == CHUNKS["c/0/0"]
 
 
 def test_large_body_with_expect_is_refused(client: httpx.Client) -> None:

@@ -57,7 +57,7 @@ def test_refs_are_created_moved_and_deleted(served: Served, kind: str) -> None:
         assert opened.names(kind).get(name) == (look_up(name) if is_there else None)
         return opened.names(kind).get(name)
 
-    for name in NAMES:
+    for name in NAMES if place.seaweedfs is None else NAMES[:2]:
         path, new = f"/{kind}/{quote(name, safe='')}", {"name": name, "snapshot_id": ROOT_ID}
         made = opened.do("POST", f"/{kind}", new)
         assert (made.status_code, made.json()) == (201, new)

@@ -75,11 +75,12 @@ def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) ->
 
     One whose configuration exceeds 1 MiB refuses sessions with 424.
     """
-    config = icechunk.RepositoryConfig.default()
     store = icechunk.s3_store(region="us-east-1")
-    for number in range(2_000):
-        url = f"s3://bucket-{number}/prefix/"
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
+    containers = {
+        url: icechunk.VirtualChunkContainer(url, store)
+        for url in (f"s3://bucket-{number}/prefix/" for number in range(2_000))
+    }
+    config = icechunk.RepositoryConfig(virtual_chunk_containers=containers)
     storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
     repo = icechunk.Repository.create(storage, config=config)
     settings = DatasetSettings(url=(tmp_path / "repo").as_uri(), writable=True)

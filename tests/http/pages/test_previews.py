@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,35 +16,38 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
-import tensorstore
 import zarr
-import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
 from shardgate.errors import StorageTimeoutError
 from shardgate.http.pages.preview_worker import MOST_MEMORY_NBYTES
 from shardgate.http.pages.previews import PLACEHOLDER, Preview, Previews, worker_command
-from shardgate.http.pages.sections import MOST_VALUES, UndrawableError, plan_section
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
-from shardgate.settings import CallerSettings, DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
 from tests.support.clocks import Clock
-from tests.support.files import write_files
-from tests.support.formats.neuroglancer_precomputed.case import volume_info
-from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.support.formats.zarr.building import LITTLE, array_metadata, rectilinear
-from tests.support.http.pages.images import image
+from tests.support.http.auth.people import TOKENS, caller
+from tests.support.http.pages.pictures import (
+    BYTES,
+    COLOURS,
+    DIAGONAL,
+    HOLED,
+    IDS,
+    LEVEL,
+    VOLUME,
+    WIDE,
+    write_repository,
+    write_undrawable,
+    write_volume,
+    write_zarr,
+)
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 
-RNG: Final = np.random.default_rng(7)
-DIGEST: Final = "7c43ef5ae21d43ce2743f770c68e24def1a43ee2f416d2438410c8af7af2ff2c"
-TOKEN: Final = "demo-token"
-BOMB_MIB: Final = 1024
 MEASURING: Final = """
 import resource, subprocess, sys
 status = subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL, check=False).returncode
@@ -54,114 +56,6 @@ print(status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """Program that prints the status and the most memory in KiB of another one: a child of a large
 process counts with all memory that it had before it began another program.
 """
-SHARDING: Final = {
-    "@type": "neuroglancer_uint64_sharded_v1",
-    "preshift_bits": 1,
-    "hash": "identity",
-    "minishard_bits": 1,
-    "shard_bits": 1,
-    "minishard_index_encoding": "gzip",
-    "data_encoding": "gzip",
-}
-BYTES: Final = RNG.integers(0, 200, (40, 24), dtype=np.uint8)
-WIDE: Final = RNG.integers(1000, 60000, (6, 30, 20), dtype=np.uint16)
-DIAGONAL: Final = np.eye(32, dtype=bool)
-HOLED: Final = np.where(RNG.random((32, 32)) < 0.2, np.nan, RNG.normal(size=(32, 32)))
-FILL: Final = 9.96e36
-COLOURS: Final = RNG.integers(0, 256, (16, 24, 3), dtype=np.uint8)
-IDS: Final = np.repeat(np.repeat(np.arange(16, dtype=np.uint32).reshape(4, 4), 8, 0), 8, 1)
-LEVEL: Final = RNG.integers(0, 4000, (2, 3, 5, 260, 130), dtype=np.uint16)
-VOLUME: Final = RNG.integers(0, 200, (48, 32, 9), dtype=np.uint8)
-ZSTD: Final = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-PLAIN: Final = array_metadata([8, 8], [8, 8], [LITTLE])
-UNDRAWABLE: Final[dict[str, Any]] = {
-    "codec/zarr.json": PLAIN | {"codecs": [LITTLE, {"name": "unheard-of"}]},
-    "huge/zarr.json": array_metadata([2**20] * 2, [2**20] * 2, [LITTLE, ZSTD]),
-    "bomb/zarr.json": PLAIN | {"codecs": [LITTLE, ZSTD]},
-    "uneven/zarr.json": PLAIN | {"chunk_grid": rectilinear([3, 5], [8])},
-    "flat/zarr.json": image(),
-    "flat/s0/zarr.json": array_metadata([8], [8], [LITTLE]),
-    "list/zarr.json": image(),
-    "list/s0/zarr.json": [],
-    "volume/info": volume_info(RAW_SHARDING) | {"num_channels": "many"},
-}
-
-
-def write_zarr(folder: Path) -> None:
-    """Write sharded arrays of several types, and a multiscale with labels."""
-    group = zarr.create_group(str(folder))
-
-    def put(name: str, data: NDArray[Any], chunk: int = 8, **options: Any) -> None:
-        chunks = tuple(min(chunk, size) for size in data.shape)
-        shards = tuple(2 * size for size in chunks)
-        group.create_array(name, data=data, chunks=chunks, shards=shards, **options)
-
-    put("bytes", BYTES)
-    put("wide", WIDE, attributes={"low": float("nan"), "high": float("inf")})
-    put("weather", WIDE, dimension_names=("time", "lat", "lon"))
-    put("masked", np.where(DIAGONAL, FILL, HOLED).astype(np.float32), fill_value=FILL)
-    put("colours", COLOURS)
-    put("constant", np.full((9, 9), 7, np.int16))
-    put("line", np.arange(40))
-    for name, factor in {"0": 2, "1": 1}.items():
-        put(f"image/{name}", np.repeat(np.repeat(LEVEL, factor, 3), factor, 4), 64)
-    put("image/2", LEVEL[..., ::2, ::2], 64)
-    put("image/labels/cells/0", IDS[np.newaxis, np.newaxis])
-    axes = [{"name": n, "type": {"t": "time", "c": "channel"}.get(n, "space")} for n in "tczyx"]
-    levels = [{"path": name} for name in "012"]
-    pyramid: dict[str, Any] = {
-        "version": "0.5",
-        "multiscales": [{"axes": axes, "datasets": levels}],
-    }
-    group["image"].attrs["ome"] = pyramid
-    cells = {"axes": [axes[0], *axes[2:]], "datasets": levels[:1]}
-    labels: dict[str, Any] = {"version": "0.5", "multiscales": [cells], "image-label": {}}
-    group["image/labels/cells"].attrs["ome"] = labels
-
-
-def write_undrawable(folder: Path) -> None:
-    """Write documents without a picture, a damaged chunk, and a bomb of zeros."""
-    write_files({key: json.dumps(each).encode() for key, each in UNDRAWABLE.items()}, folder)
-    zarr.create_array(str(folder / "damaged"), data=BYTES, chunks=(8, 8), shards=(16, 16))
-    damaged = folder / "damaged/c/0/0"
-    data = damaged.read_bytes()
-    damaged.write_bytes(data[:4] + bytes(36) + data[40:])
-    (folder / "bomb/c/0").mkdir(parents=True)
-    pieces = zstandard.ZstdCompressor(level=1).compressobj()
-    with (folder / "bomb/c/0/0").open("wb") as file:
-        file.writelines(pieces.compress(bytes(2**20)) for _ in range(BOMB_MIB))
-        file.write(pieces.flush())
-
-
-def write_volume(path: Path, data: NDArray[Any], kind: str, **scale: Any) -> None:
-    """Write a sharded precomputed volume; the axes of *data* are x, y, z."""
-    spec = {
-        "driver": "neuroglancer_precomputed",
-        "kvstore": {"driver": "file", "path": f"{path}/"},
-        "multiscale_metadata": {"type": kind, "data_type": str(data.dtype), "num_channels": 1},
-        "scale_metadata": {
-            "size": data.shape,
-            "resolution": [4, 4, 40],
-            "voxel_offset": [100, -20, 7],
-            "chunk_size": [16, 16, 4],
-            "sharding": SHARDING,
-            **scale,
-        },
-    }
-    with tensorstore.Transaction() as transaction:
-        opened = tensorstore.open(spec, open=True, create=True, transaction=transaction)
-        opened.result()[..., 0] = data
-
-
-def write_repository(path: Path) -> None:
-    """Write a repository whose array is inverted after the tag ``v1``."""
-    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
-    session = repository.writable_session("main")
-    zarr.create_array(session.store, name="a", data=BYTES, chunks=(8, 8), shards=(16, 16))
-    repository.create_tag("v1", session.commit("Write"))
-    session = repository.writable_session("main")
-    zarr.open_array(session.store, path="a")[...] = 255 - BYTES
-    session.commit("Invert")
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +81,7 @@ def client(folder: Path) -> Generator[httpx.Client]:
     }
     datasets["down"] = DatasetSettings(url="http://127.0.0.1:9/nothing")
     datasets["private"] = DatasetSettings(url=str(folder / "data"), read=("ana",))
-    callers = {"ana": CallerSettings(token_sha256=(DIGEST,))}
+    callers = {"ana": caller(TOKENS["ana"])}
     with client_of(Settings(datasets=datasets, callers=callers)) as opened:
         yield opened
 
@@ -315,7 +209,7 @@ def test_known_picture_is_304(client: httpx.Client) -> None:
 def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> None:
     """Others get what they get for a dataset that does not exist; answers are private."""
     strangers = [get(client, name, path="bytes") for name in ("private", "nothing")]
-    token = {"authorization": f"Bearer {TOKEN}"}
+    token = {"authorization": f"Bearer {TOKENS['ana']}"}
     shown = client.get("/api/datasets/private/preview.png?path=bytes", headers=token)
 
     assert [each.status_code for each in strangers] == [401, 401]
@@ -550,33 +444,3 @@ async def test_concurrent_requests_share_one_worker(tmp_path: Path) -> None:
 
     assert {each.png for each in made} == {b"png\n"}
     assert log.read_text() == "."
-
-
-@pytest.mark.parametrize(
-    ("shape", "chunks", "kinds", "ranges"),
-    [
-        ((9, 8), (4, 4), "ss", [(0, 9), (0, 8)]),
-        ((3, 5, 7, 9, 8), (1,) * 5, "tcsss", [(0, 1), (0, 1), (3, 4), (0, 9), (0, 8)]),
-        ((9, 8), (4, 4), "ts", [(0, 9), (0, 8)]),
-        ((5000, 4000), (500, 500), "ss", [(1500, 3500), (1000, 3000)]),
-        ((10, 8_000_000), (10, 10**6), "ss", [(0, 10), (3_800_000, 4_200_000)]),
-        ((2000, 2000), (10, 10), "ss", [(840, 1160), (840, 1160)]),
-        ((1, 10**9), (1, 1), "ss", [(0, 1), (499_999_488, 500_000_512)]),
-    ],
-)
-def test_section_is_cut_to_the_middle(
-    shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
-) -> None:
-    """A section has at most 4 million values and about 1,024 chunks, from the middle."""
-    names = {"s": "space", "t": "time", "c": "channel"}
-    section = plan_section(shape, chunks, [names[each] for each in kinds], is_bytes=False)
-
-    assert [(each.start, each.stop) for each in section.ranges] == ranges
-    assert prod(map(len, section.ranges)) <= MOST_VALUES
-
-
-@pytest.mark.parametrize("shape", [(), (9,), (0, 9), (9, 9, 0)])
-def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
-    """An array without values, or with fewer than two axes, is refused."""
-    with pytest.raises(UndrawableError):
-        plan_section(shape, shape, ["space"] * len(shape), is_bytes=False)

@@ -149,28 +149,24 @@ def test_commit_with_an_idempotency_key_is_made_once(client: Client) -> None:
 
 
 def test_commit_in_lines_is_one_commit(client: Client) -> None:
-    """A body of JSON lines is one commit of the options in its first line and all its changes."""
-    chunk_id = client.chunk()
-    changes = (put_chunks("/a", chunk_id, [0, 0]), put_chunks("/a", chunk_id, [1, 1]))
+    """A body of JSON lines is one commit of the options in its first line and all its changes.
 
-    made = client.ask_in_lines({"message": "lines", "parent_id": client.tip}, *changes)
+    Empty lines change nothing, and count in the number of a wrong line.
+    """
+    chunk_id = client.chunk()
+    options = json.dumps({"message": "lines", "parent_id": client.tip})
+    changes = [json.dumps(put_chunks("/a", chunk_id, [at, at])) for at in range(2)]
+    body = f"\n{options}\n\n{changes[0]}\n \n{changes[1]}\n"
+    headers = {"Content-Type": "application/x-ndjson"}
+
+    made = client.post("/commits", content=body, headers=headers)
+    wrong = client.post("/commits", content=f"{body}?", headers=headers)
 
     assert made.status_code == 201, made.text
     assert client.messages()[0] == "lines"
     assert client.tip == made.json()["snapshot_id"]
     assert client.values("a") == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
-
-
-def test_empty_lines_of_a_commit_are_skipped(client: Client) -> None:
-    """Empty lines of a commit change nothing, and count in the number of a wrong line."""
-    headers = {"Content-Type": "application/x-ndjson"}
-    options, change = json.dumps({"message": "x"}), json.dumps(put_group("/x"))
-    body = f"\n{options}\n\n{change}\n \n"
-    made = client.post("/commits", content=body, headers=headers)
-    wrong = client.post("/commits", content=f"{body}?", headers=headers)
-
-    assert (made.status_code, client.messages()[0]) == (201, "x")
-    assert (wrong.status_code, "line 6" in wrong.json()["detail"]) == (400, True)
+    assert (wrong.status_code, "line 7" in wrong.json()["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize(

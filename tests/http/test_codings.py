@@ -79,21 +79,21 @@ class Service:
     client: httpx.Client
     store: WatchedStore
     clock: AdvancedClock
-    folder: str = "em"
-    """Path of the volume: the dataset of that name, or a folder in it."""
+    folder: str = ""
+    """Folder of the volume in the dataset ``em``."""
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
         """Request *key* with no header but *headers*, and decode nothing."""
-        return ask(self.client, f"/{self.folder}/{key}", method, **headers)
+        return ask(self.client, f"/em/{self.folder}/{key}", method, **headers)
 
     def put(self, objects: dict[str, bytes]) -> None:
         """Store objects of the volume."""
         for key, data in objects.items():
-            self.store.place(ObjectRef(ROOT, f"{self.folder}/{key}".removeprefix("em/")), data)
+            self.store.place(ObjectRef(ROOT, f"{self.folder}/{key}"), data)
 
     def anew(self) -> "Service":
         """Write a volume that the service has not read."""
-        found = replace(self, folder=f"em/{next(_numbers)}")
+        found = replace(self, folder=str(next(_numbers)))
         found.put(OBJECTS)
         return found
 
@@ -312,7 +312,7 @@ async def test_concurrent_forms_share_a_read(caching: Service) -> None:
         asyncio.TaskGroup() as group,
     ):
         tasks = [
-            group.create_task(client.get(f"/{caching.folder}/{KEY}", headers=asked[at % 3]))
+            group.create_task(client.get(f"/em/{caching.folder}/{KEY}", headers=asked[at % 3]))
             for at in range(60)
         ]
         await asyncio.gather(*tasks)

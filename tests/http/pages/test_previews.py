@@ -163,9 +163,7 @@ def test_labels_have_a_colour_each(client: httpx.Client, dataset: str, path: str
     assert len(set.union(*colours.values())) == len(colours)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "path"), [("data", "bytes"), ("volumes", "cells"), ("repo", "a")]
-)
+@pytest.mark.parametrize(("dataset", "path"), [("volumes", "cells"), ("repo", "a")])
 def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: str) -> None:
     """A request without a path gets the first array with two axes, by default of ``main``."""
     assert get(client, dataset).content == get(client, dataset, path=path).content

@@ -260,7 +260,8 @@ def test_repository_is_created_in_an_empty_folder_only(tmp_path: Path) -> None:
     assert {name: answer.status_code for name, answer in answers.items()} == statuses
     assert ROOT_ID in answers["damaged"].json()["detail"]
     assert answers["zarr"].json()["detail"] == "zarr is configured as zarr: not of Icechunk"
-    for name, names in (("full", ["zarr.json"]), ("damaged", ["snapshots"]), ("zarr", [])):
+    for name, names in (("full", ["zarr.json"]), ("zarr", [])):
         assert sorted(path.name for path in places[name].folder.glob("*")) == names
+    assert not (places["damaged"].folder / "repo").exists()
     (snapshot,) = places["left"].open().inspect_repo_info()["snapshots"]
     assert snapshot["flushed_at"] == places["left"].open().inspect_snapshot(ROOT_ID)["flushed_at"]

@@ -80,7 +80,13 @@ async def test_invalid_image_is_a_group(ome: dict[str, Any]) -> None:
     assert node.kind == "group"
 
 
-ODD_CHANNELS: Final = (7, {"color": "no"}, {"label": 7}, {"window": {"start": "a"}}, {"active": []})
+ODD_CHANNELS: Final[list[Any]] = [
+    7,
+    {"color": "no"},
+    {"label": 7},
+    {"window": {"start": "a"}},
+    {"active": []},
+]
 
 
 @pytest.mark.parametrize("omero", [[], {"channels": 7}, *ODD_CHANNELS], ids=str)

@@ -13,13 +13,15 @@ import icechunk
 import pytest
 import zarr
 
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.support.commands import run
 from tests.support.formats.zarr.building import array_metadata, encode_shard, sharding
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, listed_keys
 
+LONG_S: Final = 60.0
+"""Longer than SeaweedFS looks through 500 folders on a busy machine."""
 FOLDERS: Final = "a/" * 500
 GROUPS: Final = "a/" * 480
 """In a session, whose id is part of each key."""
@@ -107,7 +109,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory, seaweedfs: SeaweedFS) -> Gene
     }
     (folder / "file").mkdir()
     datasets |= {"memory": DatasetSettings(url="memory://deep", writable=True), "s3": bucket}
-    with client_of(Settings(stores=stores, datasets=datasets)) as client:
+    limits = LimitSettings(timeout_s=LONG_S, deadline_s=LONG_S)
+    with client_of(Settings(stores=stores, limits=limits, datasets=datasets)) as client:
         answer = client.post("/api/datasets/icechunk/sessions", json={})
         served = Deep(client, answer.json()["session_id"], folder)
         for name in WRITABLE:

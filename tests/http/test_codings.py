@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from shardgate.model import ObjectRef
 from shardgate.settings import CacheSettings, DatasetSettings, LimitSettings, Settings
 from tests.support.clocks import AdvancedClock, advanced_clock
 from tests.support.formats.neuroglancer_precomputed.case import (
@@ -31,11 +32,12 @@ from tests.support.formats.neuroglancer_precomputed.case import build as build_v
 from tests.support.formats.zarr.building import build as build_array
 from tests.support.formats.zarr.building import chunk_bytes
 from tests.support.http.s3.uploads import S3, complete, create, put
+from tests.support.read.stores import WatchedStore
 from tests.support.serving import client_of
-from tests.support.storage.faulty import LONGEST_S, FaultyServer
 from tests.support.zipped import ENCODERS, encoded, zipped
 
 KEY, NEIGHBOUR, _, _, BIG = IDS
+ROOT: Final = "memory://codings"
 CHUNK: Final = b"what a chunk holds " * 20
 STORED: Final = zipped(CHUNK)
 LARGE: Final = b"".join(number.to_bytes(4, "big") for number in range(5000))
@@ -72,80 +74,75 @@ def ask(client: httpx.Client, path: str, method: str = "GET", **headers: str) ->
 
 @dataclass
 class Service:
-    """The service over an object server."""
+    """The service over a store that records reads."""
 
     client: httpx.Client
-    store: FaultyServer
+    store: WatchedStore
     clock: AdvancedClock
-    folder: str = "em"
-    """Path of the volume: the dataset of that name, or a folder in it."""
+    folder: str = ""
+    """Folder of the volume in the dataset ``em``."""
 
     def ask(self, key: str = KEY, *, method: str = "GET", **headers: str) -> Got:
         """Request *key* with no header but *headers*, and decode nothing."""
-        return ask(self.client, f"/{self.folder}/{key}", method, **headers)
+        return ask(self.client, f"/em/{self.folder}/{key}", method, **headers)
 
     def put(self, objects: dict[str, bytes]) -> None:
         """Store objects of the volume."""
         for key, data in objects.items():
-            self.store.put("bucket", f"{self.folder}/{key}", data)
+            self.store.place(ObjectRef(ROOT, f"{self.folder}/{key}"), data)
 
     def anew(self) -> "Service":
         """Write a volume that the service has not read."""
-        found = replace(self, folder=f"em/{next(_numbers)}")
+        found = replace(self, folder=str(next(_numbers)))
         found.put(OBJECTS)
         return found
 
     @contextmanager
     def without_reads(self) -> Generator[None]:
         """Assert that the store receives no request."""
-        before = len(self.store.seen)
+        before = len(self.store.calls)
         yield
-        assert [seen.path for seen in self.store.seen[before:]] == []
+        assert self.store.calls[before:] == []
 
 
 @contextmanager
 def _serving(chunk_bytes: int) -> Generator[Service]:
-    with FaultyServer().running() as faulty:
-        limits = LimitSettings(timeout_s=LONGEST_S, stream_bytes=2000, decoded_bytes=MOST)
-        settings = Settings(
-            cache=CacheSettings(chunk_bytes=chunk_bytes),
-            limits=limits,
-            datasets={"em": DatasetSettings(url=f"{faulty.url}/bucket/em")},
-        )
-        with advanced_clock() as clock, client_of(settings) as client:
-            yield Service(client, faulty, clock)
+    store = WatchedStore()
+    settings = Settings(
+        cache=CacheSettings(chunk_bytes=chunk_bytes),
+        limits=LimitSettings(stream_bytes=2000, decoded_bytes=MOST, metadata_bytes=MOST_METADATA),
+        datasets={
+            "raw": DatasetSettings(url=ROOT, view="raw", writable=True),
+            "em": DatasetSettings(url=ROOT, writable=True),
+        },
+    )
+    with advanced_clock() as clock, client_of(settings, wrap=lambda _: store) as client:
+        yield Service(client, store, clock)
 
 
 @pytest.fixture(scope="module")
 def services() -> Generator[tuple[Service, Service]]:
-    """Serve volumes whose chunks are gzip, without a chunk cache and with one."""
+    """Serve a bucket with a raw view, without a chunk cache and with one."""
     with _serving(0) as without, _serving(2**20) as caching:
         yield without, caching
 
 
 @pytest.fixture
 def service(services: tuple[Service, Service]) -> Service:
-    """Serve a volume without a chunk cache."""
+    """Return a service without a chunk cache, and a volume whose chunks are gzip."""
     return services[0].anew()
 
 
 @pytest.fixture
 def caching(services: tuple[Service, Service]) -> Service:
-    """Serve a volume with a chunk cache."""
+    """Return a service with a chunk cache, and a volume whose chunks are gzip."""
     return services[1].anew()
 
 
-@pytest.fixture(scope="module")
-def client() -> Generator[httpx.Client]:
-    """Serve one bucket with a raw view and as arrays."""
-    root = "memory://codings"
-    datasets = {
-        "raw": DatasetSettings(url=root, view="raw", writable=True),
-        "em": DatasetSettings(url=root, writable=True),
-    }
-    limits = LimitSettings(decoded_bytes=MOST, metadata_bytes=MOST_METADATA)
-    with client_of(Settings(datasets=datasets, limits=limits)) as opened:
-        yield opened
+@pytest.fixture
+def client(services: tuple[Service, Service]) -> httpx.Client:
+    """Return a client of the service with a chunk cache."""
+    return services[1].client
 
 
 def store(client: httpx.Client, key: str, coding: str, data: bytes) -> str:
@@ -308,21 +305,21 @@ async def test_concurrent_forms_share_a_read(caching: Service) -> None:
     """Concurrent requests for the stored form, the inflated form and a range share one read."""
     asked = [{"accept-encoding": "gzip"}, {"accept-encoding": "br"}, {"range": "bytes=3-9"}]
     caching.ask(NEIGHBOUR)
-    before = len(caching.store.seen)
+    before = len(caching.store.calls)
     limits = httpx.Limits(max_connections=60)
     async with (
         httpx.AsyncClient(base_url=caching.client.base_url, limits=limits) as client,
         asyncio.TaskGroup() as group,
     ):
         tasks = [
-            group.create_task(client.get(f"/{caching.folder}/{KEY}", headers=asked[at % 3]))
+            group.create_task(client.get(f"/em/{caching.folder}/{KEY}", headers=asked[at % 3]))
             for at in range(60)
         ]
         await asyncio.gather(*tasks)
 
     for at, task in enumerate(tasks):
         assert task.result().content == (CHUNK[3:10] if at % 3 == 2 else CHUNK)
-    assert len(caching.store.seen) - before == 1
+    assert len(caching.store.calls) - before == 1
 
 
 BAD = {"no gzip": b"what was never compressed", "a bomb": zipped(bytes(MOST + 1))}

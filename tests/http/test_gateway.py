@@ -12,15 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from shardgate.errors import BusyError
-from shardgate.http.asgi import AsgiExchange, UntilDisconnect
-from shardgate.http.gateway import ConcurrencyLimiter, Permit
-from shardgate.http.request import Request
+from shardgate.http.asgi import UntilDisconnect
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from shardgate.storage.contract import Found, Listed, NotModified
 from shardgate.storage.memory import MemoryStore
 from tests.support.attacks.raw import connect
+from tests.support.processes import wait_until
 from tests.support.serving import serving
 
 ORIGIN = {"origin": "https://a.example"}
@@ -94,13 +92,14 @@ def service(
 
 
 def test_request_above_the_limit_is_refused() -> None:
-    """A request above the limit is 503 with Retry-After and CORS headers.
+    """A request above the limit, all of which one dataset may use, is 503 with Retry-After and CORS
+    headers.
 
     Health, metrics, preflights and cached chunks are still served.
     """
-    with service(requests=2) as served:
+    with service(requests=4) as served:
         served.client.get("/any/fast")
-        waiting = served.wait(1) + served.wait(1, "/any/slow?v=")
+        waiting = served.wait(3) + served.wait(1, "/any/slow?v=")
         answers = [
             served.client.get("/any/other", headers=ORIGIN),
             served.client.get("/any/other?v=1", headers=ORIGIN),
@@ -116,11 +115,11 @@ def test_request_above_the_limit_is_refused() -> None:
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
             assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
-            assert "too many concurrent requests (limit 2)" in answer.json()["detail"]
+            assert "too many concurrent requests (limit 4)" in answer.json()["detail"]
         assert alive == [200, 200]
         assert quick.content == b"fast"
         assert preflight.is_success
-        assert [each.result().status_code for each in waiting] == [404, 200]
+        assert [each.result().status_code for each in waiting] == [404, 404, 404, 200]
         assert served.client.get("/any/other").status_code == 404
 
 
@@ -142,48 +141,34 @@ def test_dataset_leaves_a_quarter_of_the_requests_to_others() -> None:
         assert served.client.get("/any/fast").content == b"fast"
 
 
-def test_only_dataset_has_all_requests() -> None:
-    """A single dataset may use the whole limit."""
-    with service(requests=4) as served:
-        waiting = served.wait(3)
+def begin_writes(served: Service, stack: ExitStack, path: str, number: int) -> None:
+    """Send the heads of *number* writes, without their bodies."""
+    head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    for _ in range(number):
+        connection = stack.enter_context(connect(str(served.client.base_url)))
+        connection.sendall(head.encode())
 
-        assert served.client.get("/any/fast").content == b"fast"
-        served.store.gate.set()
-        assert [each.result().status_code for each in waiting] == [404] * 3
+
+def refusal_of_write(served: Service, path: str) -> str:
+    """Write until that is refused, and return the reason."""
+    while (refused := served.client.put(path, content=b"x")).status_code != 503:
+        pass
+    return str(refused.json()["detail"])
 
 
 def test_writes_leave_a_quarter_of_the_requests_to_reads() -> None:
-    """A write above three quarters of the limit is 503, and a read is not."""
-    head = b"PUT /any/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-    with service(requests=4) as served, ExitStack() as stack:
-        for _ in range(3):
-            connection = stack.enter_context(connect(str(served.client.base_url)))
-            connection.sendall(head)
-        while (refused := served.client.put("/any/k", content=b"x")).status_code != 503:
-            pass
-
-        assert refused.json()["detail"] == "too many concurrent writes of any (limit 3)"
-        assert served.client.get("/any/fast").content == b"fast"
-
-
-def test_writes_leave_a_quarter_of_a_dataset_to_its_reads() -> None:
-    """Writes to one of several datasets may use three quarters of that dataset's limit."""
-    limiter = ConcurrencyLimiter(
-        most=16, most_per_client=0, longest_s=1, proxies=(), several_datasets=True
-    )
-
-    def permit(method: str, path: str) -> Permit:
-        request = Request(method, path.encode(), [], {}, b"")
-        return limiter.permit(request, AsgiExchange(None, None, []))
-
-    with ExitStack() as stack:
-        for path in ["/a/k"] * 9 + ["/b/k"] * 3:
-            stack.enter_context(permit("PUT", path))
-        for path, detail in (("/a/k", "writes of a .limit 9"), ("/b/k", "writes .limit 12")):
-            with pytest.raises(BusyError, match=detail):
-                permit("PUT", path).__enter__()
-    assert limiter.by_group == {}
-    assert limiter.running == 0
+    """A write above three quarters of the limit, or of that of its dataset, is 503, and a read is
+    not; writes of clients that leave make room.
+    """
+    with service(names=("any", "other"), requests=16) as served:
+        with ExitStack() as stack:
+            begin_writes(served, stack, "/any/k", 9)
+            reason = "too many concurrent writes of any (limit 9)"
+            assert refusal_of_write(served, "/any/k") == reason
+            begin_writes(served, stack, "/other/k", 3)
+            assert refusal_of_write(served, "/other/k") == "too many concurrent writes (limit 12)"
+            assert served.client.get("/any/fast").content == b"fast"
+        wait_until(lambda: served.client.put("/any/k", content=b"x").is_success)
 
 
 def test_refused_request_gets_no_100_continue() -> None:

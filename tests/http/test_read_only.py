@@ -114,6 +114,24 @@ def test_options_agree_with_put_and_delete(
         assert put.headers["allow"] == deleted.headers["allow"] == allowed == READS
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("POST", "fixed?delete"), ("DELETE", "fixed?prefix=c/"), ("POST", "fixed/c/0/0?uploads")),
+        *(("POST", "plain/new"), ("PATCH", "plain/new")),
+    ],
+)
+def test_method_that_is_not_served_is_405(client: httpx.Client, method: str, path: str) -> None:
+    """A method that is not served is 405, and Allow equals that of OPTIONS (RFC 9110 §15.5.6)."""
+    answer = client.request(method, f"/{path}", content=b"x")
+    preflight = client.options(f"/{path}").headers
+
+    assert answer.status_code == 405
+    assert method not in answer.headers["allow"].split(", ") or "?delete" in path
+    assert answer.headers["allow"] == preflight["allow"]
+    assert preflight["access-control-allow-methods"] == preflight["allow"]
+
+
 def test_folder_in_an_archive_is_not_deleted_by_s3_clients(client: httpx.Client) -> None:
     """DeleteObjects names a folder in an archive among its errors, and deletes the others."""
     keys = ("in.zip/folder/", "folder/")

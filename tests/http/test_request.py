@@ -170,35 +170,19 @@ def test_unix_socket_has_no_peer_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "is_page"),
-    [
-        (HTML, True),
-        (b"TEXT/HTML", True),
-        (b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", True),
-        (b"application/json , text/html ; q=0.1", True),
-        (b"text/html;q=0", False),
-        (b"text/html; Q=0.000, application/json", False),
-        (b"text/html-like", False),
-        (b"x-text/html", False),
-        (b'application/json;profile="text/html"', False),
-        (b"*/*", False),
-        (b"", False),
-        (b";;,,;,", False),
-        (b"\xff\x00text/html", False),
-        (b"," * 100_000, False),
-        (b";" * 100_000, False),
-    ],
-)
-def test_accept_that_names_html_opens_a_page(accept: bytes, *, is_page: bool) -> None:
-    """A GET of a folder opens a page, if Accept names HTML with a weight above 0."""
-    request = Request("GET", b"/em/", [], {b"accept": accept}, b"")
-
-    assert request.opens_page == is_page
-
-
-@pytest.mark.parametrize(
     ("method", "path", "accept", "is_page"),
     [
+        *(("GET", b"/em/", accept, True) for accept in (
+            HTML,
+            b"TEXT/HTML",
+            b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+            b"application/json , text/html ; q=0.1",
+        )),
+        *(("GET", b"/em/", accept, False) for accept in (
+            b"text/html;q=0", b"text/html; Q=0.000, application/json", b"text/html-like",
+            b"x-text/html", b'application/json;profile="text/html"', b"*/*", b"", b";;,,;,",
+            b"\xff\x00text/html", b"," * 100_000, b";" * 100_000,
+        )),
         ("HEAD", b"/", HTML, True),
         ("POST", b"/", HTML, False),
         ("GET", b"/login", HTML, True),
@@ -212,9 +196,11 @@ def test_accept_that_names_html_opens_a_page(accept: bytes, *, is_page: bool) ->
         ("GET", b"/em/c/0", HTML, False),
         ("GET", b"/~token/em/", HTML, True),
     ],
-)
-def test_pages_are_those_of_the_service_and_of_folders(
+)  # fmt: skip
+def test_browser_opens_pages_of_the_service_and_of_folders(
     method: str, path: bytes, accept: bytes, *, is_page: bool
 ) -> None:
-    """Browsers open pages of the service and of folders; keys, the API and writes are none."""
+    """A GET of a path of the service or of a folder opens a page, if Accept names HTML with a
+    weight above 0; keys, the API and writes open none.
+    """
     assert Request(method, path, [], {b"accept": accept}, b"").opens_page == is_page

@@ -58,7 +58,7 @@ class Client:
 
     def chunk(self, data: bytes = ONES) -> str:
         """Write a chunk, and return its id."""
-        answer = self.api.client.post("/api/datasets/repo/chunks", content=data)
+        answer = self.post("/chunks", content=data)
         assert answer.status_code == 201, answer.text
         assert answer.json()["length"] == len(data)
         return str(answer.json()["chunk_id"])
@@ -75,8 +75,13 @@ class Client:
         """Request a commit whose options and changes are on lines of their own."""
         content = "\n".join(map(json.dumps, lines)).encode()
         headers = {"Content-Type": "application/x-ndjson"}
-        url = "/api/datasets/repo/commits"
-        return self.api.client.post(url, content=content, headers=headers)
+        return self.post("/commits", content=content, headers=headers)
+
+    def post(self, route: str, **options: Any) -> httpx.Response:
+        """Send a body to a route of the repository."""
+        url = f"/api/datasets/{self.api.dataset}{route}"
+        params = {"path": self.api.path} if self.api.path else None
+        return self.api.client.post(url, params=params, **options)
 
     def commit(self, *changes: Mapping[str, Any], key: str | None = None, **more: Any) -> str:
         """Commit, and return the id of the snapshot."""

@@ -82,11 +82,11 @@ class Replicas:
         return [each.id for each in self.repo.ancestry(branch="main")]
 
 
-def listed_keys(client: httpx.Client, dataset: str, prefix: str) -> list[str]:
+def listed_keys(client: httpx.Client, dataset: str, prefix: str, page_keys: int = 7) -> list[str]:
     """List keys as S3 clients do, in pages."""
     found, token = list[str](), ""
     while True:
-        query = {"list-type": "2", "prefix": prefix, "max-keys": "7"}
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(page_keys)}
         query |= {"continuation-token": token} if token else {}
         answer = client.get(f"/{dataset}", params=query)
         assert answer.status_code == 200, answer.text

@@ -9,14 +9,13 @@ from typing import Any
 
 import httpx
 import icechunk
-import numpy as np
 import pytest
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.formats.icechunk.building_repo import Repo
 from tests.support.serving import client_of
-from tests.support.sessions import GROUP, Replicas, array_document, replicas
+from tests.support.sessions import GROUP, Replicas, array_document, listed_keys, replicas
 from tests.support.writable_repositories import Place
 
 ARRAY = json.dumps(array_document((6,), (2,))).encode()
@@ -71,37 +70,17 @@ def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
     assert client.post(SESSIONS, json={"branches": "main"}).status_code == 400
 
 
-def test_attributes_of_a_rectilinear_array_can_change(pair: Replicas) -> None:
-    """A session takes the zarr.json of a rectilinear array with other attributes."""
-    writer = pair.repo.writable_session("main")
-    with zarr.config.set({"array.rectilinear_chunks": True}):
-        root = zarr.open_group(writer.store, mode="a")
-        root.create_array("rect", shape=(10, 6), chunks=[[4, 4, 2], [3, 3]], dtype="u1")[:] = 4
-        writer.commit("a rectilinear array")
-        session_id = pair.begin()
-        node = zarr.open_group(pair.store(session_id), mode="a")["rect"]
-        assert isinstance(node, zarr.Array)
-        node.attrs["unit"] = "nm"
-        node[8:, 3:] = 7
-        pair.committed(session_id)
-        found = zarr.open_group(pair.repo.readonly_session("main").store, mode="r")["rect"]
-
-        assert isinstance(found, zarr.Array)
-        assert dict(found.attrs) == {"unit": "nm"}
-        assert np.array_equal(np.unique(np.asarray(found[:8])), [4])
-        assert np.array_equal(np.unique(np.asarray(found[8:, 3:])), [7])
-
-
 def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
     """A repository with 2,000 virtual chunk containers can be committed to.
 
     One whose configuration exceeds 1 MiB refuses sessions with 424.
     """
-    config = icechunk.RepositoryConfig.default()
     store = icechunk.s3_store(region="us-east-1")
-    for number in range(2_000):
-        url = f"s3://bucket-{number}/prefix/"
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(url, store))
+    containers = {
+        url: icechunk.VirtualChunkContainer(url, store)
+        for url in (f"s3://bucket-{number}/prefix/" for number in range(2_000))
+    }
+    config = icechunk.RepositoryConfig(virtual_chunk_containers=containers)
     storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
     repo = icechunk.Repository.create(storage, config=config)
     settings = DatasetSettings(url=(tmp_path / "repo").as_uri(), writable=True)
@@ -133,19 +112,6 @@ def test_discarded_session_is_not_found(pair: Replicas, session_id: str) -> None
         assert pair.delete(name, "a/zarr.json", at=1).status_code == 404
         assert pair.commit(name, at=1).status_code == 404
     assert pair.history == before
-
-
-def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
-    """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
-    with replicas(Place(tmp_path)) as pair:
-        session_id = pair.begin()
-        (tmp_path / "snapshots" / pair.history[0]).unlink()
-        path = f"{SESSIONS}/{session_id}"
-
-        assert pair.get(session_id, "zarr.json").status_code == 424
-        assert tell(pair, session_id).json()["state"] == "open"
-        assert pair.clients[0].delete(path).status_code == 204
-        assert tell(pair, session_id, at=1).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -296,7 +262,10 @@ def test_deletion_of_an_absent_inner_chunk_conflicts(pair: Replicas) -> None:
 
 
 def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:
-    """Deleting a prefix removes its nodes, or an array's chunks, and returns their number."""
+    """Deleting a prefix removes its nodes, or an array's chunks, and returns their number.
+
+    DeleteObjects deletes keys of a session, and reports those of an unknown one.
+    """
     pair.put(session_id, "g/zarr.json", GROUP)
     pair.put(session_id, "g/b/zarr.json", ARRAY)
     for number in range(3):
@@ -310,41 +279,18 @@ def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None
     assert "a/zarr.json" in left
     assert not {key for key in left if key.startswith(("g/", "a/c/"))}
 
-
-def test_keys_of_sessions_are_deleted_at_once(pair: Replicas, session_id: str) -> None:
-    """DeleteObjects deletes keys of a session, and reports those of an unknown one."""
-    pair.put(session_id, "a/c/0", bytes(2))
-    keys = [f"@session.{session_id}/a/c/0", "@session.none/a/c/0"]
+    keys = [f"{lead}a/zarr.json", "@session.none/a/c/0"]
     body = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
     told = pair.clients[0].post("/data?delete", content=f"<Delete>{body}</Delete>".encode())
-
     assert told.status_code == 200, told.text
     assert f"<Deleted><Key>{keys[0]}</Key></Deleted>" in told.text
     assert f"<Error><Key>{keys[1]}</Key><Code>NoSuchKey</Code>" in told.text
-    assert pair.clients[0].get(f"/data/{keys[0]}").status_code == 404
-
-
-def test_session_of_a_nested_repository(tmp_path: Path) -> None:
-    """The keys of a session of a nested repository begin with the repository's path."""
-    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
-    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
-    with client_of(settings) as client:
-        query = {"path": "lab/repo"}
-        session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
-        lead = f"lab/repo/@session.{session_id}/"
-        assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
-        assert "zarr.json" in client.get(f"/data/{lead}").text
-        listed = client.get("/data", params={"list-type": "2", "prefix": lead}).text
-        assert f"<Key>{lead}zarr.json</Key>" in listed
-        answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
-        assert answer.status_code == 201, answer.text
-        assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
+    assert pair.get(session_id, "a/zarr.json").status_code == 404
 
 
 def test_session_stays_open_after_damage(tmp_path: Path) -> None:
-    """A commit that finds a damaged manifest fails with 424.
-
-    The session stays open, and can be committed once the array is deleted.
+    """A commit that finds a damaged manifest fails with 424, and the session stays open: it can be
+    committed once the array is deleted.
     """
     with replicas(Place(tmp_path)) as pair:
         first = pair.begin()
@@ -362,6 +308,18 @@ def test_session_stays_open_after_damage(tmp_path: Path) -> None:
         assert pair.delete(session_id, "a/zarr.json").status_code in (200, 204)
         pair.committed(session_id)
         assert list(pair.group()) == ["g"]
+
+
+def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
+    """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
+    with replicas(Place(tmp_path)) as pair:
+        session_id = pair.begin()
+        (tmp_path / "snapshots" / pair.history[0]).unlink()
+
+        assert pair.get(session_id, "zarr.json").status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.clients[0].delete(f"{SESSIONS}/{session_id}").status_code == 204
+        assert tell(pair, session_id, at=1).status_code == 404
 
 
 def test_node_of_another_kind_or_rank_drops_its_content(pair: Replicas, session_id: str) -> None:
@@ -404,3 +362,19 @@ def test_locked_repository_refuses_sessions_and_commits(pair: Replicas, session_
     assert all("moving" in answer.json()["detail"] for answer in refused)
     assert pair.put(session_id, "a/c/0", b"12").status_code == 200
     pair.committed(session_id)
+
+
+def test_session_of_a_nested_repository(tmp_path: Path) -> None:
+    """The keys of a session of a nested repository begin with the repository's path."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
+    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
+    with client_of(settings) as client:
+        query = {"path": "lab/repo"}
+        session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
+        lead = f"lab/repo/@session.{session_id}/"
+        assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
+        assert "zarr.json" in client.get(f"/data/{lead}").text
+        assert listed_keys(client, "data", lead) == [f"{lead}zarr.json"]
+        answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
+        assert answer.status_code == 201, answer.text
+        assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200

@@ -21,7 +21,9 @@ from tests.support.pages import open_page
 from tests.support.serving import client_of
 
 HUGE: Final = 10**400
-MANY: Final[list[dict[str, Any]]] = [{}] * 200_000
+MANY: Final[list[dict[str, Any]]] = [{}] * 100_000
+WIDE: Final = array_metadata([2, 3, 2048, 2048, 2048], [1, 1, 2048, 2048, 2048], [LITTLE])
+"""Its chunks are too large for a picture, which would take a process for each document."""
 
 
 def scaled(*scales: list[float]) -> dict[str, Any]:
@@ -47,44 +49,50 @@ def info(**members: Any) -> dict[str, Any]:
 def nested(depth: int) -> str:
     """Return the document of an array whose attributes are lists in lists."""
     inside = "[" * depth + "]" * depth
-    return json.dumps(ARRAY | {"attributes": {"x": "INSIDE"}}).replace('"INSIDE"', inside)
+    return json.dumps(WIDE | {"attributes": {"x": "INSIDE"}}).replace('"INSIDE"', inside)
 
 
 DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "huge-array": {"zarr.json": ARRAY | {"shape": [10**18] * 5}},
     "huge-shape": {"zarr.json": ARRAY | {"shape": [HUGE] * 5}},
     "negative-shape": {"zarr.json": ARRAY | {"shape": [-1] * 5}},
-    "long-type": {"zarr.json": ARRAY | {"data_type": "i4," * 200_000}},
-    "no-type": {"zarr.json": ARRAY | {"data_type": []}},
-    "long-name": {"zarr.json": ARRAY | {"dimension_names": ["x" * 300_000, *"abcd"]}},
-    "surrogate": {"zarr.json": ARRAY | {"attributes": {"\ud800": "\ud800\u202e"}}},
+    "long-type": {"zarr.json": WIDE | {"data_type": "i4," * 200_000}},
+    "no-type": {"zarr.json": WIDE | {"data_type": []}},
+    "long-name": {"zarr.json": WIDE | {"dimension_names": ["x" * 300_000, *"abcd"]}},
+    "surrogate": {"zarr.json": WIDE | {"attributes": {"\ud800": "\ud800\u202e"}}},
     "deep-attributes": {"zarr.json": nested(400)},
     "bottomless-attributes": {"zarr.json": nested(100_000)},
-    "many-attributes": {"zarr.json": ARRAY | {"attributes": {"x": MANY}}},
+    "many-attributes": {"zarr.json": WIDE | {"attributes": {"x": MANY}}},
     "text": {"info": "no JSON"},
     "deep": {"info": "[" * 100_000},
     "levels-above": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
         {"path": "../../secret"}]}])},
     "level-surrogate": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
         {"path": "\ud800"}]}])},
-    "tiny-steps": {"zarr.json": scaled([1e-200] * 5, [1e-200] * 5), "s0/zarr.json": ARRAY},
-    "opposite-steps": {"zarr.json": scaled(*[[1e29, 1e-29] * 2 + [1]] * 4), "s0/zarr.json": ARRAY},
-    "many-huge-steps": {"zarr.json": scaled(*[[1e29] * 5] * 60), "s0/zarr.json": ARRAY},
+    "tiny-steps": {"zarr.json": scaled([1e-200] * 5, [1e-200] * 5), "s0/zarr.json": WIDE},
+    "opposite-steps": {"zarr.json": scaled(*[[1e29, 1e-29] * 2 + [1]] * 4), "s0/zarr.json": WIDE},
+    "many-huge-steps": {"zarr.json": scaled(*[[1e29] * 5] * 60), "s0/zarr.json": WIDE},
     "far-away": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
         {"path": "s0", "coordinateTransformations": [{"translation": [1e308] * 5}]}]}]),
-        "s0/zarr.json": ARRAY},
+        "s0/zarr.json": WIDE},
     "zero-steps": {"zarr.json": scaled([0] * 5), "s0/zarr.json": ARRAY},
-    "infinite-steps": {"zarr.json": scaled([float("inf")] * 5), "s0/zarr.json": ARRAY},
-    "nan-window": {"zarr.json": windowed(float("nan"), 1), "s0/zarr.json": ARRAY},
-    "text-window": {"zarr.json": windowed("inf", "nan"), "s0/zarr.json": ARRAY},
-    "many-channels": {"zarr.json": image(omero={"channels": MANY}), "s0/zarr.json": ARRAY},
-    "many-images": {"zarr.json": image(multiscales=MANY), "s0/zarr.json": ARRAY},
+    "infinite-steps": {"zarr.json": scaled([float("inf")] * 5), "s0/zarr.json": WIDE},
+    "nan-window": {"zarr.json": windowed(float("nan"), 1), "s0/zarr.json": WIDE},
+    "text-window": {"zarr.json": windowed("inf", "nan"), "s0/zarr.json": WIDE},
+    "many-channels": {"zarr.json": image(omero={"channels": MANY}), "s0/zarr.json": WIDE},
+    "many-images": {"zarr.json": image(multiscales=MANY), "s0/zarr.json": WIDE},
     "many-steps": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
-        {"path": "s0", "coordinateTransformations": MANY}]}]), "s0/zarr.json": ARRAY},
+        {"path": "s0", "coordinateTransformations": MANY}]}]), "s0/zarr.json": WIDE},
     "zero-resolution": {"info": info(resolution=[0, 0, 0])},
     "negative-resolution": {"info": info(resolution=[-1, 1, 1])},
     "huge-offset": {"info": info(voxel_offset=[HUGE, 0, 0])},
     "huge-size": {"info": info(size=[HUGE, 1, 1])},
+    "sound": {"zarr.json": array_metadata([4, 6], [2, 3], [LITTLE])},
+    "draft": {"zarr.json": {
+        "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
+        "metadata_key_suffix": ".json",
+        "extensions": []}},
     "many-scales": {"info": volume_info(None) | {"scales": volume_info(None)["scales"] * 3000,
                                                  "junk": [0] * 100_000}},
 }  # fmt: skip
@@ -142,8 +150,6 @@ JSON: Final = st.recursive(
     max_leaves=8,
 )
 TEXTS: Final = st.lists(HOSTILE, min_size=5, max_size=5)
-WIDE: Final = array_metadata([2, 3, 2048, 2048, 2048], [1, 1, 2048, 2048, 2048], [LITTLE])
-"""Its chunks are too large for a picture, which would take a process for each example."""
 
 
 @pytest.fixture(scope="module")
@@ -210,31 +216,20 @@ def test_first_sound_image_is_shown_after_odd_ones(client: httpx.Client) -> None
     assert client.get("/api/datasets/all/viewer").status_code == 307
 
 
-def test_draft_of_2022_has_curl_alone(tmp_path: Path) -> None:
+def test_draft_of_2022_has_curl_alone(client: httpx.Client) -> None:
     """The root of a store of the 2022 draft has a page with code for its document by curl alone."""
-    root = {
-        "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
-        "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
-        "metadata_key_suffix": ".json",
-        "extensions": [],
-    }
-    (tmp_path / "zarr.json").write_text(json.dumps(root))
-    with client_of(Settings(datasets={"draft": DatasetSettings(url=str(tmp_path))})) as client:
-        snippets = open_page(client, "/draft/").snippets()
+    snippets = open_page(client, "/draft/").snippets()
 
     assert list(snippets) == ["curl"]
     assert snippets["curl"].endswith("/draft/zarr.json")
 
 
-def test_page_of_a_store_that_cannot_list(tmp_path: Path) -> None:
+def test_page_of_a_store_that_cannot_list(client: httpx.Client) -> None:
     """A node of an http store, whose keys are unknown, has a page that says so, and its preview."""
-    document = array_metadata([4, 6], [2, 3], [LITTLE])
-    (tmp_path / "zarr.json").write_text(json.dumps(document))
-    with client_of(Settings(datasets={"em": DatasetSettings(url=str(tmp_path))})) as origin:
-        datasets = {"far": DatasetSettings(url=f"{origin.base_url}/em")}
-        with client_of(Settings(datasets=datasets)) as client:
-            page = open_page(client, "/far/")
-            preview = client.get("/api/datasets/far/preview.png")
+    datasets = {"far": DatasetSettings(url=f"{client.base_url}/sound")}
+    with client_of(Settings(datasets=datasets)) as opened:
+        page = open_page(opened, "/far/")
+        preview = opened.get("/api/datasets/far/preview.png")
 
     assert page.texts("dd")[0].startswith("4 ")
     assert preview.status_code == 200

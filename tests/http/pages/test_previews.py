@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,34 +16,38 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
-import tensorstore
 import zarr
-import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
 from shardgate.errors import StorageTimeoutError
 from shardgate.http.pages.preview_worker import MOST_MEMORY_NBYTES
-from shardgate.http.pages.previews import PLACEHOLDER, Previews, worker_command
-from shardgate.http.pages.sections import MOST_VALUES, UndrawableError, plan_section
+from shardgate.http.pages.previews import PLACEHOLDER, Preview, Previews, worker_command
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
-from shardgate.settings import CallerSettings, DatasetSettings, Settings
-from shardgate.storage.contract import ObjectReader
+from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
 from tests.support.clocks import Clock
-from tests.support.formats.neuroglancer_precomputed.case import volume_info
-from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
-from tests.support.formats.zarr.building import LITTLE, array_metadata
+from tests.support.http.auth.people import TOKENS, caller
+from tests.support.http.pages.pictures import (
+    BYTES,
+    COLOURS,
+    DIAGONAL,
+    HOLED,
+    IDS,
+    LEVEL,
+    VOLUME,
+    WIDE,
+    write_repository,
+    write_undrawable,
+    write_volume,
+    write_zarr,
+)
 from tests.support.resolving import ROOT, reading
 from tests.support.serving import client_of
 
-RNG: Final = np.random.default_rng(7)
-DIGEST: Final = "7c43ef5ae21d43ce2743f770c68e24def1a43ee2f416d2438410c8af7af2ff2c"
-TOKEN: Final = "demo-token"
-BOMB_MIB: Final = 1024
 MEASURING: Final = """
 import resource, subprocess, sys
 status = subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL, check=False).returncode
@@ -52,165 +56,6 @@ print(status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """Program that prints the status and the most memory in KiB of another one: a child of a large
 process counts with all memory that it had before it began another program.
 """
-SHARDING: Final = {
-    "@type": "neuroglancer_uint64_sharded_v1",
-    "preshift_bits": 1,
-    "hash": "identity",
-    "minishard_bits": 1,
-    "shard_bits": 1,
-    "minishard_index_encoding": "gzip",
-    "data_encoding": "gzip",
-}
-BYTES: Final = RNG.integers(0, 200, (40, 24), dtype=np.uint8)
-WIDE: Final = RNG.integers(1000, 60000, (6, 30, 20), dtype=np.uint16)
-HOLED: Final = np.where(RNG.random((32, 32)) < 0.2, np.nan, RNG.normal(size=(32, 32)))
-MASKED: Final = np.where(np.eye(32, dtype=bool), 9.96e36, HOLED).astype(np.float32)
-COLOURS: Final = RNG.integers(0, 256, (16, 24, 3), dtype=np.uint8)
-IDS: Final = np.repeat(np.repeat(np.arange(16, dtype=np.uint32).reshape(4, 4), 8, 0), 8, 1)
-LEVEL: Final = RNG.integers(0, 4000, (2, 3, 5, 260, 130), dtype=np.uint16)
-VOLUME: Final = RNG.integers(0, 200, (48, 32, 9), dtype=np.uint8)
-
-
-def write_zarr(folder: Path) -> None:
-    """Write arrays of several types, most of them sharded, and a multiscale with labels."""
-    group = zarr.create_group(str(folder))
-
-    def put(name: str, data: NDArray[Any], chunk: int = 8, **options: Any) -> None:
-        chunks = (*[min(chunk, size) for size in data.shape],)
-        shards = tuple(2 * size for size in chunks)
-        array = group.create_array(
-            name, shape=data.shape, dtype=data.dtype, chunks=chunks, shards=shards, **options
-        )
-        array[...] = data
-
-    put("bytes", BYTES)
-    put("wide", WIDE)
-    put("weather", WIDE, dimension_names=("time", "lat", "lon"))
-    put("holed", HOLED.astype(np.float32))
-    put("masked", MASKED, fill_value=9.96e36)
-    put("colours", COLOURS)
-    put("constant", np.full((9, 9), 7, np.int16))
-    put("line", np.arange(40))
-    put("described", BYTES, attributes={"low": float("nan"), "high": float("inf")})
-    for name, factor in {"0": 2, "1": 1}.items():
-        put(f"image/{name}", np.repeat(np.repeat(LEVEL, factor, 3), factor, 4), 64)
-    put("image/2", LEVEL[..., ::2, ::2], 64)
-    put("image/labels/cells/0", IDS[np.newaxis, np.newaxis])
-    axes = [{"name": n, "type": {"t": "time", "c": "channel"}.get(n, "space")} for n in "tczyx"]
-    levels = [{"path": name} for name in "012"]
-    image: dict[str, Any] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": levels}]}
-    group["image"].attrs["ome"] = image
-    cells = {"axes": [axes[0], *axes[2:]], "datasets": levels[:1]}
-    labels: dict[str, Any] = {"version": "0.5", "multiscales": [cells], "image-label": {}}
-    group["image/labels/cells"].attrs["ome"] = labels
-
-
-def write_broken(folder: Path) -> None:
-    """Write a damaged chunk, an unknown codec, a huge chunk, and a bomb of zeros."""
-    for name in ("damaged", "codec", "huge", "bomb"):
-        zarr.create_array(str(folder / name), data=BYTES, chunks=(8, 8), shards=(16, 16))
-    damaged = folder / "damaged/c/0/0"
-    data = damaged.read_bytes()
-    damaged.write_bytes(data[:4] + bytes(36) + data[40:])
-    edit(folder / "codec", lambda found: inner(found).append({"name": "unheard-of"}))
-    edit(folder / "huge", declare_huge)
-    edit(folder / "bomb", unshard)
-    pieces = zstandard.ZstdCompressor(level=1).compressobj()
-    with (folder / "bomb/c/0/0").open("wb") as file:
-        file.writelines(pieces.compress(bytes(2**20)) for _ in range(BOMB_MIB))
-        file.write(pieces.flush())
-
-
-def write_odd(folder: Path) -> None:
-    """Write an array of uneven chunks, images whose level is none of theirs, and an odd volume."""
-    zarr.create_array(str(folder / "uneven"), data=BYTES, chunks=(8, 8), shards=None)
-    edit(folder / "uneven", make_uneven)
-    axes = [{"name": name, "type": "space"} for name in "yx"]
-    scale = [{"type": "scale", "scale": [1.0, 1.0]}]
-    for name, level in (("flat", array_metadata([8], [8], [LITTLE])), ("list", [])):
-        levels = [{"path": "s0", "coordinateTransformations": scale}]
-        multiscales = [{"axes": axes, "datasets": levels}]
-        attributes = {"ome": {"version": "0.5", "multiscales": multiscales}}
-        image = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        (folder / name / "s0").mkdir(parents=True)
-        (folder / name / "zarr.json").write_text(json.dumps(image))
-        (folder / name / "s0/zarr.json").write_text(json.dumps(level))
-    (folder / "none").mkdir()
-    info = volume_info(RAW_SHARDING) | {"num_channels": "many"}
-    (folder / "none/info").write_text(json.dumps(info))
-
-
-def make_uneven(document: dict[str, Any]) -> None:
-    """Declare chunks of different sizes."""
-    edges = [[8, 8, size - 16] for size in document["shape"]]
-    configuration = {"kind": "inline", "chunk_shapes": edges}
-    document["chunk_grid"] = {"name": "rectilinear", "configuration": configuration}
-
-
-def inner(document: dict[str, Any]) -> list[Any]:
-    """Return the codecs of the inner chunks."""
-    found: list[Any] = document["codecs"][0]["configuration"]["codecs"]
-    return found
-
-
-def declare_huge(document: dict[str, Any]) -> None:
-    """Declare an array of one chunk of many gigabytes."""
-    unshard(document)
-    document["shape"] = document["chunk_grid"]["configuration"]["chunk_shape"] = [2**20, 2**20]
-
-
-def unshard(document: dict[str, Any]) -> None:
-    """Declare plain chunks that are compressed with zstd."""
-    zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-    document["codecs"] = [{"name": "bytes"}, zstd]
-
-
-def edit(array: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the metadata of an array."""
-    document = json.loads((array / "zarr.json").read_text())
-    change(document)
-    (array / "zarr.json").write_text(json.dumps(document))
-
-
-def write_volume(path: Path, data: NDArray[Any], kind: str, **scale: Any) -> None:
-    """Write a sharded precomputed volume; the axes of *data* are x, y, z."""
-    spec = {
-        "driver": "neuroglancer_precomputed",
-        "kvstore": {"driver": "file", "path": f"{path}/"},
-        "multiscale_metadata": {"type": kind, "data_type": str(data.dtype), "num_channels": 1},
-        "scale_metadata": {
-            "size": data.shape,
-            "resolution": [4, 4, 40],
-            "voxel_offset": [100, -20, 7],
-            "chunk_size": [16, 16, 4],
-            "sharding": SHARDING,
-            **scale,
-        },
-    }
-    with tensorstore.Transaction() as transaction:
-        opened = tensorstore.open(spec, open=True, create=True, transaction=transaction)
-        opened.result()[..., 0] = data
-
-
-def write_repository(path: Path) -> None:
-    """Write a repository whose array is inverted after the tag ``v1``."""
-    storage = icechunk.local_filesystem_storage(str(path))
-    repository = icechunk.Repository.create(storage)
-    for is_first in (True, False):
-        session = repository.writable_session("main")
-        if is_first:
-            zarr.create_array(
-                session.store,
-                name="a",
-                shape=BYTES.shape,
-                dtype="u1",
-                chunks=(8, 8),
-                shards=(16, 16),
-            )
-        zarr.open_array(session.store, path="a")[...] = BYTES if is_first else 255 - BYTES
-        snapshot = session.commit("Write")
-        if is_first:
-            repository.create_tag("v1", snapshot)
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write all datasets."""
     root = tmp_path_factory.mktemp("previews")
     write_zarr(root / "data")
-    write_broken(root / "broken")
-    write_odd(root / "odd")
+    write_undrawable(root / "undrawable")
     write_volume(root / "volumes/em", VOLUME, "image", encoding="raw")
     ids = {"encoding": "compressed_segmentation", "compressed_segmentation_block_size": [8, 8, 8]}
     segments = np.repeat(IDS.astype(np.uint64).T[..., np.newaxis], 3, 2)
@@ -233,11 +77,11 @@ def client(folder: Path) -> Generator[httpx.Client]:
     """Serve all datasets, one of them to one caller only."""
     datasets = {
         name: DatasetSettings(url=str(folder / name))
-        for name in ("data", "broken", "odd", "volumes", "repo")
+        for name in ("data", "undrawable", "volumes", "repo")
     }
     datasets["down"] = DatasetSettings(url="http://127.0.0.1:9/nothing")
     datasets["private"] = DatasetSettings(url=str(folder / "data"), read=("ana",))
-    callers = {"ana": CallerSettings(token_sha256=(DIGEST,))}
+    callers = {"ana": caller(TOKENS["ana"])}
     with client_of(Settings(datasets=datasets, callers=callers)) as opened:
         yield opened
 
@@ -268,37 +112,31 @@ def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(
-    ("path", "section"),
+    ("dataset", "query", "expected"),
     [
-        ("bytes", BYTES),
-        ("wide", WIDE[3]),
-        ("weather", WIDE[0]),
-        ("holed", HOLED.astype(np.float32)),
-        ("described", BYTES),
-        ("masked", np.where(np.eye(32, dtype=bool), np.nan, HOLED).astype(np.float32)),
+        pytest.param("data", {"path": "bytes"}, grey(BYTES), id="the only section"),
+        pytest.param("data", {"path": "wide"}, grey(WIDE[3]), id="the middle section"),
+        pytest.param("data", {"path": "weather"}, grey(WIDE[0]), id="the first time"),
+        pytest.param(
+            "data",
+            {"path": "masked"},
+            np.where(DIAGONAL, 255, grey(np.where(DIAGONAL, np.nan, HOLED).astype(np.float32))),
+            id="a fill value beyond the others is white, and NaN is black",
+        ),
+        pytest.param("data", {"path": "colours"}, COLOURS, id="three bytes are a colour"),
+        pytest.param("data", {"path": "constant"}, np.full((9, 9), 128), id="constants are grey"),
+        pytest.param("volumes", {"path": "em"}, grey(VOLUME[..., 4].T), id="a volume has x right"),
+        pytest.param("volumes", {"path": "em/4_4_40"}, grey(VOLUME[..., 4].T), id="a scale"),
+        pytest.param("repo", {"path": "a", "ref": "tag.v1"}, grey(BYTES), id="a tag"),
+        pytest.param("repo", {"path": "a", "ref": "branch.main"}, grey(255 - BYTES), id="a branch"),
+        pytest.param("repo", {}, grey(255 - BYTES), id="the first array of the branch main"),
     ],
 )
-def test_picture_of_an_array_has_its_middle_section(
-    client: httpx.Client, path: str, section: NDArray[Any]
+def test_picture_has_the_shades_of_a_section(
+    client: httpx.Client, dataset: str, query: dict[str, str], expected: NDArray[Any]
 ) -> None:
     """Values between the percentiles become shades; the first time is shown, else the middle."""
-    np.testing.assert_array_equal(pixels(client, "data", path=path)[...], expected(path, section))
-
-
-def expected(path: str, section: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the shades of a section; fill values beyond the percentiles are white."""
-    shades = grey(section)
-    return np.where(np.eye(32, dtype=bool), np.uint8(255), shades) if path == "masked" else shades
-
-
-def test_colours_are_shown_as_they_are(client: httpx.Client) -> None:
-    """Three bytes along the last axis are a colour."""
-    np.testing.assert_array_equal(pixels(client, "data", path="colours"), COLOURS)
-
-
-def test_constant_array_is_grey(client: httpx.Client) -> None:
-    """An array of equal values is grey."""
-    np.testing.assert_array_equal(pixels(client, "data", path="constant"), np.full((9, 9), 128))
+    np.testing.assert_array_equal(pixels(client, dataset, **query), expected)
 
 
 def test_multiscale_shows_the_coarsest_level_with_enough_pixels(client: httpx.Client) -> None:
@@ -326,24 +164,7 @@ def test_labels_have_a_colour_each(client: httpx.Client, dataset: str, path: str
     assert len(set.union(*colours.values())) == len(colours)
 
 
-@pytest.mark.parametrize("path", ["em", "em/4_4_40"])
-def test_volume_has_x_to_the_right(client: httpx.Client, path: str) -> None:
-    """A precomputed volume, or one scale of it, shows x to the right, at its middle z."""
-    np.testing.assert_array_equal(pixels(client, "volumes", path=path), grey(VOLUME[..., 4].T))
-
-
-def test_repository_is_shown_as_of_a_ref(client: httpx.Client) -> None:
-    """A tag shows the array as it was, a branch as it is; the default is the branch main."""
-    now, then = grey(255 - BYTES), grey(BYTES)
-
-    np.testing.assert_array_equal(pixels(client, "repo", path="a", ref="tag.v1"), then)
-    np.testing.assert_array_equal(pixels(client, "repo", path="a", ref="branch.main"), now)
-    np.testing.assert_array_equal(pixels(client, "repo"), now)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "path"), [("data", "bytes"), ("volumes", "cells"), ("repo", "a")]
-)
+@pytest.mark.parametrize(("dataset", "path"), [("volumes", "cells"), ("repo", "a")])
 def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: str) -> None:
     """A request without a path gets the first array with two axes."""
     assert get(client, dataset).content == get(client, dataset, path=path).content
@@ -352,9 +173,9 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
 @pytest.mark.parametrize(
     ("dataset", "path"),
     [
-        *(("broken", name) for name in ("damaged", "codec", "huge")),
+        *(("undrawable", name) for name in ("damaged", "codec", "huge", "bomb", "uneven")),
+        *(("undrawable", name) for name in ("flat", "list", "volume/s0")),
         *(("data", name) for name in ("line", "absent", "image/labels")),
-        *(("odd", name) for name in ("uneven", "flat", "list", "none/s0")),
         ("volumes", "em/absent"),
         ("down", "a"),
         ("down", ""),
@@ -362,8 +183,8 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
     ],
 )
 def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, path: str) -> None:
-    """Damage, an unknown codec, a huge chunk, uneven chunks, a line, absence and a store that is
-    down get the same grey picture.
+    """Damage, an unknown codec, a chunk that is huge or would inflate to a gigabyte, uneven chunks,
+    a line, absence and a store that is down get the same grey picture.
     """
     answer = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
 
@@ -371,11 +192,6 @@ def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, 
     assert answer.content == PLACEHOLDER.png
     assert answer.headers["cache-control"] == "no-cache"
     assert Image.open(io.BytesIO(answer.content)).getextrema() == (0xDD, 0xDD)
-
-
-def test_bomb_is_not_inflated(client: httpx.Client) -> None:
-    """A small chunk that would inflate to a gigabyte gets a placeholder."""
-    assert get(client, "broken", path="bomb").content == PLACEHOLDER.png
 
 
 def test_known_picture_is_304(client: httpx.Client) -> None:
@@ -392,7 +208,7 @@ def test_known_picture_is_304(client: httpx.Client) -> None:
 def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> None:
     """Others get what they get for a dataset that does not exist; answers are private."""
     strangers = [get(client, name, path="bytes") for name in ("private", "nothing")]
-    token = {"authorization": f"Bearer {TOKEN}"}
+    token = {"authorization": f"Bearer {TOKENS['ana']}"}
     shown = client.get("/api/datasets/private/preview.png?path=bytes", headers=token)
 
     assert [each.status_code for each in strangers] == [401, 401]
@@ -414,55 +230,25 @@ def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:
         assert get(client, dataset, path=path, ref=ref).status_code == 400
 
 
-def previews_of(
-    folder: Path,
-    worker: Sequence[str] | None,
-    clock: Clock,
-    longest_s: float = 300,
-    store: ObjectReader | None = None,
-) -> tuple[Previews, Dataset]:
-    """Return previews of the dataset in *folder*, made by *worker*."""
-    root = ObjectRef(folder.as_uri(), "")
-    read = reading(store or LocalStore(), root=root, clock=clock, ttl_s=1)
-    budget = ByteBudget(2**20, wait_s=1)
-    return Previews(read.resolver, budget, worker, longest_s=longest_s, clock=clock), read.dataset
+@dataclass
+class Drawing:
+    """Previews of the array ``a`` in a folder."""
 
+    previews: Previews
+    dataset: Dataset
+    clock: Clock
 
-def store(folder: Path, values: NDArray[np.uint8]) -> None:
-    """Write the array ``a``."""
-    zarr.create_array(str(folder / "a"), data=values, chunks=(8, 8), overwrite=True)
-
-
-async def test_unchanged_array_is_not_drawn_again(tmp_path: Path) -> None:
-    """A picture is made again once it is old and the array has changed, with another ETag."""
-    store(tmp_path, BYTES)
-    clock = Clock(0.0)
-    broken, worker = tmp_path / "broken", worker_command()
-    assert worker is not None
-    unless_broken = ("sh", "-c", 'test ! -e "$0" && exec "$@"', str(broken), *worker)
-    previews, dataset = previews_of(tmp_path, unless_broken, clock)
-    first = await previews.get(dataset, "a", None)
-    broken.touch()
-    clock.now = 100
-
-    assert await previews.get(dataset, "a", None) is first
-    assert first.contrast == pytest.approx(np.percentile(BYTES, (1, 99)))
-
-    broken.unlink()
-    store(tmp_path, 255 - BYTES)
-    assert await previews.get(dataset, "a", None) is first
-    clock.now = 200
-    second = await previews.get(dataset, "a", None)
-    assert second.etag != first.etag
-    assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+    async def get(self) -> Preview:
+        """Return the preview."""
+        return await self.previews.get(self.dataset, "a", None)
 
 
 class Interrupted(StoreWrapper):
     """A store that does something after each read of a chunk, after which caches are outdated."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         super().__init__(LocalStore())
-        self.clock = clock
+        self.clock = Clock(0.0)
         self.interrupt: Callable[[], object] = lambda: None
 
     async def get(self, ref: ObjectRef, *args: Any, **options: Any) -> Any:
@@ -474,77 +260,100 @@ class Interrupted(StoreWrapper):
         return found
 
 
-async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
-    """A picture comes amid writes and says that it is mixed; after them it is that of the array."""
-    values = count(1)
-    clock = Clock(0.0)
-    objects = Interrupted(clock)
-    previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
-
-    def write() -> None:
-        store(tmp_path, BYTES + np.uint8(next(values)))
-
-    write()
-    objects.interrupt = write
-    first = await previews.get(dataset, "a", None)
-    objects.interrupt = lambda: None
-    clock.now += 100
-    second = await previews.get(dataset, "a", None)
-
-    assert not first.is_placeholder
-    assert first.is_mixed
-    assert (second.is_mixed, second.is_placeholder) == (False, False)
-    assert second.contrast == pytest.approx(np.percentile(last(tmp_path), (1, 99)))
+def drawing(
+    folder: Path,
+    worker: Sequence[str] | None = worker_command(),
+    objects: Interrupted | None = None,
+    longest_s: float = 300,
+) -> Drawing:
+    """Return previews of *folder*, made by *worker*."""
+    objects = objects or Interrupted()
+    root = ObjectRef(folder.as_uri(), "")
+    read = reading(objects, root=root, clock=objects.clock, ttl_s=1)
+    budget = ByteBudget(2**20, wait_s=1)
+    previews = Previews(read.resolver, budget, worker, longest_s=longest_s, clock=objects.clock)
+    return Drawing(previews, read.dataset, objects.clock)
 
 
-def last(folder: Path) -> NDArray[np.uint8]:
-    """Return the values of the array ``a``."""
-    return np.asarray(zarr.open_array(str(folder / "a"))[...])
+def store(folder: Path, values: NDArray[np.uint8]) -> None:
+    """Write the array ``a``."""
+    zarr.create_array(str(folder / "a"), data=values, chunks=(8, 8), overwrite=True)
 
 
-async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> None:
-    """A picture of a branch that moves while it is made is of the snapshot that it began with."""
-    write_repository(tmp_path / "repo")
-    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
-    clock = Clock(0.0)
-    objects = Interrupted(clock)
-    previews, dataset = previews_of(tmp_path / "repo", worker_command(), clock, store=objects)
-    values = count(1)
-
-    def commit() -> None:
-        session = repository.writable_session("main")
-        zarr.open_array(session.store, path="a")[...] = BYTES // np.uint8(next(values))
-        session.commit("Write")
-
-    objects.interrupt = commit
-    made = await previews.get(dataset, "a", None)
-
-    assert next(values) > 1
-    assert not made.is_mixed
-    assert made.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+def contrast_of(values: NDArray[Any]) -> Any:
+    """Return the contrast of a picture of *values*."""
+    return pytest.approx(np.percentile(values, (1, 99)))
 
 
-async def test_picture_is_kept_while_its_store_is_unavailable(tmp_path: Path) -> None:
-    """The last picture stays while the store fails for a time, and is replaced soon after."""
+async def test_picture_is_made_again_of_changed_values(tmp_path: Path) -> None:
+    """A picture is made again once it is old and the array has changed, with another ETag.
+
+    It stays while the store fails for a time, and is replaced soon after.
+    """
     store(tmp_path, BYTES)
-    clock = Clock(0.0)
-    objects = Interrupted(clock)
-    previews, dataset = previews_of(tmp_path, worker_command(), clock, store=objects)
+    objects = Interrupted()
+    drawn = drawing(tmp_path, objects=objects)
+    first = await drawn.get()
+    assert first.contrast == contrast_of(BYTES)
+    drawn.clock.now += 100
+    assert await drawn.get() is first
+
+    store(tmp_path, 255 - BYTES)
+    assert await drawn.get() is first
 
     def fail() -> None:
         raise StorageTimeoutError(ROOT, "is slow")
 
-    first = await previews.get(dataset, "a", None)
-    store(tmp_path, 255 - BYTES)
     objects.interrupt = fail
-    clock.now += 100
-    held = await previews.get(dataset, "a", None)
-    objects.interrupt = lambda: None
-    clock.now += 3
-    second = await previews.get(dataset, "a", None)
+    drawn.clock.now += 100
+    assert await drawn.get() is first
 
-    assert held is first
-    assert second.contrast == pytest.approx(np.percentile(255 - BYTES, (1, 99)))
+    objects.interrupt = lambda: None
+    drawn.clock.now += 3
+    second = await drawn.get()
+    assert second.etag != first.etag
+    assert second.contrast == contrast_of(255 - BYTES)
+
+
+async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
+    """A picture comes amid writes and says that it is mixed; after them it is that of the array."""
+    numbers = count(1)
+    objects = Interrupted()
+    drawn = drawing(tmp_path, objects=objects)
+
+    def write() -> None:
+        store(tmp_path, BYTES + np.uint8(next(numbers)))
+
+    write()
+    objects.interrupt = write
+    first = await drawn.get()
+    objects.interrupt = lambda: None
+    drawn.clock.now += 100
+    second = await drawn.get()
+
+    assert (first.is_mixed, first.is_placeholder) == (True, False)
+    assert (second.is_mixed, second.is_placeholder) == (False, False)
+    assert second.contrast == contrast_of(np.asarray(zarr.open_array(str(tmp_path / "a"))[...]))
+
+
+async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> None:
+    """A picture of a branch that moves while it is made is of the snapshot that it began with."""
+    write_repository(tmp_path)
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path)))
+    objects = Interrupted()
+    numbers = count(1)
+
+    def commit() -> None:
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="a")[...] = BYTES // np.uint8(next(numbers))
+        session.commit("Write")
+
+    objects.interrupt = commit
+    made = await drawing(tmp_path, objects=objects).get()
+
+    assert next(numbers) > 1
+    assert not made.is_mixed
+    assert made.contrast == contrast_of(255 - BYTES)
 
 
 @pytest.fixture
@@ -569,9 +378,8 @@ async def test_worker_that_hangs_is_killed(
 ) -> None:
     """A worker that does not end in time is killed and leaves the placeholder."""
     worker, file = hanging
-    previews, dataset = previews_of(tmp_path, worker, Clock(0.0), longest_s=5)
 
-    assert await previews.get(dataset, "a", None) is PLACEHOLDER
+    assert await drawing(tmp_path, worker, longest_s=5).get() is PLACEHOLDER
     assert not is_running(file)
 
 
@@ -580,8 +388,7 @@ async def test_worker_is_killed_when_its_clients_leave(
 ) -> None:
     """A worker whose picture nobody waits for any more is killed."""
     worker, file = hanging
-    previews, dataset = previews_of(tmp_path, worker, Clock(0.0))
-    client = asyncio.create_task(previews.get(dataset, "a", None))
+    client = asyncio.create_task(drawing(tmp_path, worker).get())
     async with asyncio.timeout(60):
         while not file.exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(0.05)
@@ -622,9 +429,8 @@ async def test_failing_worker_leaves_a_placeholder(
 ) -> None:
     """A worker that is not installed, killed, or answers nonsense leaves the placeholder."""
     store(tmp_path, BYTES)
-    failing, dataset = previews_of(tmp_path, worker, Clock(0.0))
 
-    assert await failing.get(dataset, "a", None) is PLACEHOLDER
+    assert await drawing(tmp_path, worker).get() is PLACEHOLDER
 
 
 async def test_concurrent_requests_share_one_worker(tmp_path: Path) -> None:
@@ -632,38 +438,8 @@ async def test_concurrent_requests_share_one_worker(tmp_path: Path) -> None:
     store(tmp_path, BYTES)
     log = tmp_path / "log"
     code = f"""open({str(log)!r}, "a").write("."); print('{{"contrast": null}}\\npng')"""
-    previews, dataset = previews_of(tmp_path, (sys.executable, "-c", code), Clock(0.0))
-    made = await asyncio.gather(*(previews.get(dataset, "a", None) for _ in range(5)))
+    drawn = drawing(tmp_path, (sys.executable, "-c", code))
+    made = await asyncio.gather(*(drawn.get() for _ in range(5)))
 
     assert {each.png for each in made} == {b"png\n"}
     assert log.read_text() == "."
-
-
-@pytest.mark.parametrize(
-    ("shape", "chunks", "kinds", "ranges"),
-    [
-        ((9, 8), (4, 4), "ss", [(0, 9), (0, 8)]),
-        ((3, 5, 7, 9, 8), (1,) * 5, "tcsss", [(0, 1), (0, 1), (3, 4), (0, 9), (0, 8)]),
-        ((9, 8), (4, 4), "ts", [(0, 9), (0, 8)]),
-        ((5000, 4000), (500, 500), "ss", [(1500, 3500), (1000, 3000)]),
-        ((10, 8_000_000), (10, 10**6), "ss", [(0, 10), (3_800_000, 4_200_000)]),
-        ((2000, 2000), (10, 10), "ss", [(840, 1160), (840, 1160)]),
-        ((1, 10**9), (1, 1), "ss", [(0, 1), (499_999_488, 500_000_512)]),
-    ],
-)
-def test_section_is_cut_to_the_middle(
-    shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
-) -> None:
-    """A section has at most 4 million values and about 1,024 chunks, from the middle."""
-    names = {"s": "space", "t": "time", "c": "channel"}
-    section = plan_section(shape, chunks, [names[each] for each in kinds], is_bytes=False)
-
-    assert [(each.start, each.stop) for each in section.ranges] == ranges
-    assert prod(map(len, section.ranges)) <= MOST_VALUES
-
-
-@pytest.mark.parametrize("shape", [(), (9,), (0, 9), (9, 9, 0)])
-def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
-    """An array without values, or with fewer than two axes, is refused."""
-    with pytest.raises(UndrawableError):
-        plan_section(shape, shape, ["space"] * len(shape), is_bytes=False)

@@ -2,28 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 import httpx
 import pytest
-from fastapi import Request
 
 from shardgate import demo
-from shardgate.http.auth.access import NOBODY, Datasets, ServedDataset
-from shardgate.http.pages.start_page import OverviewCache, StartPage
+from shardgate.http.pages.start_page import OverviewCache
 from shardgate.http.responses import csp_digest
 from shardgate.model import ObjectRef
-from shardgate.settings import PUBLIC, DatasetSettings, Settings
-from shardgate.storage.memory import MemoryStore
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from tests.support.clocks import Clock
-from tests.support.pages import Page, open_page, parse
+from tests.support.gates import Gate
+from tests.support.http.auth.people import TOKENS, caller
+from tests.support.pages import Page, open_page
 from tests.support.processes import wait_until
 from tests.support.read.stores import WatchedStore
-from tests.support.resolving import ROOT, reading
+from tests.support.resolving import reading
 from tests.support.serving import client_of
 from tests.support.survey.documents import ARRAY, filled
 
@@ -164,69 +162,54 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def request(token: str | None = None, **headers: str) -> Request:
-    """Return a request for the page, with a token in the path or without."""
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "GET",
-        "scheme": "http",
-        "path": "/",
-        "query_string": b"",
-        "headers": [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
-        ],
-        "root_path": "",
-        "caller": NOBODY,
-        "token": token,
-    }
-    return Request(scope)
+@pytest.fixture(scope="module")
+def private() -> Generator[httpx.Client]:
+    """Serve 200 datasets and metrics to one caller only."""
+    settings = Settings(
+        server=ServerSettings(metrics=("ana",)),
+        callers={"ana": caller(TOKENS["ana"])},
+        datasets={
+            f"d{number:03}": DatasetSettings(url=f"memory://d{number}", read=("ana",))
+            for number in range(200)
+        },
+    )
+    with client_of(settings) as opened:
+        yield opened
 
 
-async def show(
-    *names: str,
-    asked: Request | None = None,
-    hidden: str = "",
-    watchers: Collection[str] = (PUBLIC,),
-) -> Page:
-    """Return the page of datasets with these *names*."""
-    opened = reading(filled(MemoryStore(), a=ARRAY))
-    plain = opened.dataset
-    datasets = {
-        name: ServedDataset(name, plain.root, plain.containers, plain.format) for name in names
-    }
-    if hidden:
-        datasets[hidden] = replace(datasets[hidden], readers=frozenset({"somebody"}))
-    page = StartPage(Datasets(datasets, watchers), OverviewCache(opened.resolver, within_s=LONG_S))
-    answer = await page(asked or request(host="lab.example"))
-    text = bytes(answer.body).decode()
-    return Page(httpx.Response(200, text=text), parse(text))
+def test_page_has_what_the_caller_may_read(private: httpx.Client) -> None:
+    """The page lists the datasets that the caller may read, all of two hundred, and says if there
+    is none; it links `/metrics` for callers who may read it.
+    """
+    nobody = open_page(private)
+    bearer = {"authorization": f"Bearer {TOKENS['ana']}"}
+    with httpx.Client(base_url=private.base_url, headers=bearer) as client:
+        ana = open_page(client)
+
+    assert "There is no dataset that you may see." in nobody.texts("p")
+    assert nobody.texts("tbody/tr/th/a") == []
+    assert ana.texts("tbody/tr/th/a") == [f"d{number:03}" for number in range(200)]
+    assert "./metrics" in set(ana.links()) - set(nobody.links())
 
 
-async def test_metrics_link_needs_permission() -> None:
-    """The page links `/metrics` for callers who may read it, and says if there is no dataset."""
-    more, fewer = await show("em"), await show("em", watchers=())
-
-    assert set(more.links()) - set(fewer.links()) == {"./metrics"}
-    assert "There is no dataset that you may see." in (await show()).texts("p")
-
-
-async def test_private_dataset_is_not_listed() -> None:
-    """A dataset that the caller may not read is not listed."""
-    assert (await show("em", "secret", hidden="secret")).texts("tbody/tr/th/a") == ["em"]
-
-
-async def test_page_below_a_token_has_relative_links() -> None:
+def test_page_below_a_token_has_relative_links(private: httpx.Client) -> None:
     """Links of a page below a token are relative to it; that page links no API."""
-    page = await show("em", asked=request("abc", host="lab.example"))
+    page = open_page(private, f"/~{TOKENS['ana']}/")
 
-    assert page.links() == ["./em/", "./api/datasets/em/viewer"]
+    assert page.links() == [f"./d{number:03}/" for number in range(200)]
 
 
-async def test_many_datasets_are_all_listed() -> None:
-    """The page lists all of five hundred datasets, a line each."""
-    page = await show(*(f"d{number:03}" for number in range(500)))
-
-    assert len(page.all("tbody/tr")) == 500
+def test_slow_datasets_are_shown_later() -> None:
+    """Fifty datasets whose store hangs are left out after the wait, which is that of one, and are
+    there for the next page once it answers.
+    """
+    gate = Gate()
+    datasets = {f"d{number}": DatasetSettings(url=f"memory://d{number}") for number in range(50)}
+    with client_of(Settings(datasets=datasets), wrap=gate.wrap) as client:
+        path = "td[@data-title='Largest array']"
+        assert open_page(client).texts(path) == [PENDING] * 50
+        gate.open()
+        wait_until(lambda: open_page(client).texts(path) == [NOTHING] * 50)
 
 
 async def test_overview_is_cached() -> None:
@@ -245,33 +228,6 @@ async def test_overview_is_cached() -> None:
     clock.now += 30
     assert await overviews.read([opened.dataset]) == first
     assert len(store.calls) > reads
-
-
-async def test_slow_datasets_are_left_out() -> None:
-    """Fifty datasets whose store hangs are left out after the wait, which is that of one."""
-    store = filled(WatchedStore(), a=ARRAY)
-    store.gate.clear()
-    opened = reading(store)
-    many = [replace(opened.dataset, name=f"d{n}", root=ROOT.join(str(n))) for n in range(50)]
-
-    async with asyncio.timeout(LONG_S):
-        assert await OverviewCache(opened.resolver, within_s=0.2).read(many) == {}
-
-
-async def test_slow_dataset_is_shown_later() -> None:
-    """An overview that took longer than the wait of a page is there for the next one."""
-    store = filled(WatchedStore(), a=ARRAY)
-    store.gate.clear()
-    opened = reading(store)
-    overviews = OverviewCache(opened.resolver, within_s=0.05)
-    assert await overviews.read([opened.dataset]) == {}
-
-    store.gate.set()
-    async with asyncio.timeout(LONG_S):
-        while not (found := await overviews.read([opened.dataset])):
-            pass
-    assert [each.path for each in found[opened.dataset.name].collections] == ["a"]
-    assert len(found) == 1
 
 
 async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

@@ -231,7 +231,7 @@ async def _settled(replica: Replica, parent_id: str, update: Update) -> Outcome:
         return error
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(300, marks=pytest.mark.soak)])
 def test_random_trains_agree_with_a_model(tmp_path: Path, examples: int) -> None:
     """After random trains, crashes, repeats, amends and tags the library reads what a model has."""
 

@@ -12,10 +12,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 from shardgate import errors
 from shardgate.errors import ShardgateError
-from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
 from shardgate.formats.icechunk.conflicts import Policy
-from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.icechunk.commit import CommitRequest, CommitResult
+from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.sessions.document import Sealed
 from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
@@ -34,16 +32,13 @@ from tests.support.icechunk.sessions.replicas import (
     stored,
 )
 from tests.support.records import replaced
-from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
 
 CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
-    "inline": ("a/c/1", b"\x09\x09"),
     "native": ("a/c/1", b"\x09" * 600),
     "gone": ("a/c/1", None),
     "document": ("h/zarr.json", document(4)),
-    "group-gone": ("g/zarr.json", None),
 }
 moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 
@@ -279,42 +274,23 @@ async def test_invalid_commit_does_not_reopen_a_committed_session(
     await scene.demand(tmp_path, 0, 1, commits=1)
 
 
-@pytest.mark.parametrize("is_in_session", [False, True])
 async def test_overtaken_commit_returns_the_first_commit(
-    files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
+    files: Mapping[str, bytes], tmp_path: Path
 ) -> None:
     """A commit that another replica overtakes at any call returns the other's commit."""
     nth, is_reached = 0, True
     while is_reached:
-        store = Late(memory := stored(files))
-        late, other = await Replica.of(store), await Replica.of(memory)
-        session_id, made = await other.begin(), list[CommitResult]()
-        session = await other.enter(session_id)
-        await session.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
-        changes = ChangeSet(new={b"new node": NodeDocument("/new", GROUP)})
-        parent_id = (await session.session.read()).parent_id
+        scene = Scene(stored(files), Clock(time.time()))
+        session_id, made = await scene.begin(), list[CommitResult]()
 
-        async def commit(
-            replica: Replica,
-            session_id: str = session_id,
-            changes: ChangeSet = changes,
-            parent_id: str = parent_id,
-        ) -> CommitResult:
-            if is_in_session:
-                return await replica.commit(session_id)
-            request = CommitRequest("main", parent_id, "at once", WriteId("key"))
-            return await replica.committer.commit(replica.opened, changes, request)
+        async def overtake(
+            made: list[CommitResult] = made, scene: Scene = scene, session_id: str = session_id
+        ) -> None:
+            made.append(await scene.other.commit(session_id))
 
-        async def overtake(made: list[CommitResult] = made, other: Replica = other) -> None:
-            made.append(await commit(other))
-
-        store.before_call(nth, overtake)
-        found = await commit(late)
-        repo = await opened_by_library(memory, tmp_path / str(nth))
-        assert [each.id for each in repo.ancestry(branch="main")][:2] == [
-            found.snapshot_id,
-            parent_id,
-        ]
+        scene.store.before_call(nth, overtake)
+        found = await scene.late.commit(session_id)
+        await scene.demand(tmp_path / str(nth), 0, 1, commits=1)
         is_reached, nth = bool(made), nth + 1
         assert made in ([], [found])
     assert nth > 5
@@ -364,10 +340,6 @@ async def test_write_during_a_commit_is_included_or_refused(
     assert kinds == {str, errors.BusyError, errors.ConflictError}
 
 
-LATE_WRITES: Final = {"inline": b"\x0b" * 2, "native": b"\x0b" * 600, "gone": None}
-late_writes = pytest.mark.parametrize("data", LATE_WRITES.values(), ids=LATE_WRITES)
-
-
 async def write_late(scene: Scene, session_id: str, data: bytes | None) -> None:
     """Write or delete the chunk 2 by the slow replica."""
     store = await scene.late.enter(session_id)
@@ -377,7 +349,9 @@ async def write_late(scene: Scene, session_id: str, data: bytes | None) -> None:
         await store.put(ref("a/c/2"), [data], expected=None)
 
 
-@late_writes
+@pytest.mark.parametrize(
+    "data", [b"\x0b" * 2, b"\x0b" * 600, None], ids=["inline", "native", "gone"]
+)
 async def test_write_whose_session_is_committed_before_its_answer_is_in_the_commit(
     scene: Scene, data: bytes | None
 ) -> None:
@@ -391,16 +365,13 @@ async def test_write_whose_session_is_committed_before_its_answer_is_in_the_comm
     assert committed.get("a/c/2") == data
 
 
-@late_writes
-async def test_write_after_the_commit_of_its_session_is_refused(
-    scene: Scene, data: bytes | None
-) -> None:
+async def test_write_after_the_commit_of_its_session_is_refused(scene: Scene) -> None:
     """A write fails with ConflictError if its session is committed before its entry is stored."""
     session_id = await scene.begin()
     scene.store.before("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
     with pytest.raises(errors.ConflictError, match="committed before this write"):
-        await write_late(scene, session_id, data)
+        await write_late(scene, session_id, b"\x0b" * 2)
 
     committed = await contents(await scene.other.enter(session_id))
     assert committed["a/c/2"] == b"\x05\x06"

@@ -41,7 +41,7 @@ from tests.support.records import replaced
 from tests.support.sessions import array_document
 
 MIB = 1024**2
-ROOM_NBYTES = 16 * MIB
+ROOM_NBYTES = 4 * MIB
 CHUNKS = 100
 FEW = 64
 
@@ -104,14 +104,14 @@ def count_snapshots() -> int:
 
 @pytest.fixture
 def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a process remember sessions up to a quarter of the usual size."""
+    """Let a process remember sessions up to a small size."""
     monkeypatch.setattr("shardgate.icechunk.sessions.registry._MAX_STORES_NBYTES", ROOM_NBYTES)
 
 
 @pytest.mark.usefixtures("_little_room")
 async def test_snapshots_of_old_sessions_are_released(files: Mapping[str, bytes]) -> None:
     """Sessions started from different snapshots release those of earlier sessions."""
-    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * MIB})).encode()
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * (MIB // 4)})).encode()
     replica = await Replica.of(stored(files), cached_nbytes=ROOM_NBYTES)
     first, before = None, count_snapshots()
     for number in range(40):
@@ -129,13 +129,13 @@ async def test_snapshots_of_old_sessions_are_released(files: Mapping[str, bytes]
 @pytest.mark.usefixtures("_little_room")
 async def test_memory_of_sessions_is_bounded(files: Mapping[str, bytes]) -> None:
     """Sessions with large documents that are opened once hold a bounded amount of memory."""
-    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * 6 * MIB})).encode()
+    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * (ROOM_NBYTES // 3)})).encode()
     memory = stored(files)
     writer, reader = await Replica.of(memory), await Replica.of(memory)
     ids = [await writer.begin() for _ in range(8)]
     for session_id in ids:
         await (await writer.enter(session_id)).put(ref("b/zarr.json"), [large], expected=None)
-    with growing_at_most(28 * MIB):
+    with growing_at_most(7 * MIB):
         for session_id in ids:
             await (await reader.enter(session_id)).session.view()
 

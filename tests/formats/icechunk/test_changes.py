@@ -145,7 +145,7 @@ EACH: list[Reference | None] = [
 
 
 def test_payload_columns_return_the_payloads() -> None:
-    """Payloads of each kind, or none, are returned from columns, also in a selection."""
+    """Payloads of each kind, or none, are returned from columns, selected or joined."""
     taken = Payloads.of(EACH).take(np.array([5, 0, 0, 1]))
 
     assert references(Payloads.of(EACH)) == EACH
@@ -153,12 +153,7 @@ def test_payload_columns_return_the_payloads() -> None:
     assert list(taken.values_of(PayloadKind.LOCATION)) == [b"s3://b/k"]
     assert len(taken.of_kind(PayloadKind.NATIVE)) == 2
     assert references(Payloads.joined([])) == references(Payloads.of([])) == []
-
-
-def test_joined_payload_columns_keep_all_payloads() -> None:
-    """Joined columns have the payloads of all parts, which stay unchanged."""
     parts = [Payloads.of(EACH), Payloads.gone(2), Payloads.of(EACH[::-1])]
-
     assert references(Payloads.joined(parts)) == [*EACH, None, None, *EACH[::-1]]
     assert references(parts[2]) == EACH[::-1], "the parts stay as they were"
 

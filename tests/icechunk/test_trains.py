@@ -171,10 +171,11 @@ async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path:
         store.before_call(nth, overtake)
         snapshot_ids(await commit_all(late, parent_id, *updates))
         if is_reached := bool(overtaking):
-            history = [each.message for each in (await own.library()).ancestry(branch="main")]
-            place = history.index(theirs.key)
+            repo = await own.library()
+            place = [each.message for each in repo.ancestry(branch="main")].index(theirs.key)
             assert place in (0, 3)
-            await own.expect(*([*updates, theirs] if place == 0 else [theirs, *updates]))
+            line = [*updates, theirs] if place == 0 else [theirs, *updates]
+            await own.expect(*line, repo=repo)
         nth += 1
     assert nth > 12
 

@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError
@@ -48,6 +48,7 @@ def write(path: str, *coords: list[int]) -> SetChunks:
 
 
 @example([], [f"{'0' * 19}1"])  # with bits after the last byte
+@settings(max_examples=30)
 @given(
     st.lists(st.binary(min_size=12, max_size=12), max_size=9),
     st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3),

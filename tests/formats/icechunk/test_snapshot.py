@@ -11,7 +11,7 @@ import icechunk
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import decode_id
@@ -393,6 +393,7 @@ def snapshots(draw: st.DrawFn) -> StoredSnapshot:
     )
 
 
+@settings(max_examples=40)
 @given(snapshots())
 def test_written_snapshot_is_read_back(given_snapshot: StoredSnapshot) -> None:
     """A written snapshot is read back with all fields, unknown ones included, sorted by path."""

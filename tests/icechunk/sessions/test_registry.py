@@ -129,7 +129,9 @@ async def test_snapshots_of_old_sessions_are_released(files: Mapping[str, bytes]
 @pytest.mark.usefixtures("_little_room")
 async def test_memory_of_sessions_is_bounded(files: Mapping[str, bytes]) -> None:
     """Sessions with large documents that are opened once hold a bounded amount of memory."""
-    large = json.dumps(array_document((4,), (2,), attributes={"note": " " * (ROOM_NBYTES // 3)})).encode()
+    large = json.dumps(
+        array_document((4,), (2,), attributes={"note": " " * (ROOM_NBYTES // 3)})
+    ).encode()
     memory = stored(files)
     writer, reader = await Replica.of(memory), await Replica.of(memory)
     ids = [await writer.begin() for _ in range(8)]

@@ -149,12 +149,15 @@ class TrainRepository:
         """Return the snapshot of ``main``."""
         return (await self.library()).lookup_branch("main")
 
-    async def expect(self, *updates: Update) -> icechunk.Repository:
+    async def expect(
+        self, *updates: Update, repo: icechunk.Repository | None = None
+    ) -> icechunk.Repository:
         """Assert that exactly the commits of *updates*, in this order, were made since the first.
 
-        The library must read the parents, the diff and the operation of each, and all values.
+        The library must read the parents, the diff and the operation of each, and all values, from
+        the opened copy *repo* if that is given.
         """
-        repo = await self.library()
+        repo = repo or await self.library()
         history = consistent_history(repo)
         assert [each.message for each in history[2:]] == [update.key for update in updates]
         line = [each.id for each in history]

@@ -139,21 +139,6 @@ async def test_overtaken_change_is_planned_again(swapping: Swapping) -> None:
     assert len(swapping.before) == 1
 
 
-async def test_failed_swap_is_read_again(swapping: Swapping) -> None:
-    """After a swap that failed with a timeout, the next read finds whether it was done."""
-
-    def fail() -> None:
-        swapping.place(tagged("t"))
-        raise errors.StorageTimeoutError(ROOT.join("repo"), "no answer")
-
-    await swapping.info()
-    swapping.before = [fail]
-    with pytest.raises(errors.StorageTimeoutError):
-        await swapping.changes.create("tag", "t", encode_id(FIRST))
-
-    assert "t" in (await swapping.info()).tags
-
-
 async def test_wrong_clock_writes_nothing(swapping: Swapping) -> None:
     """A clock far behind the newest update raises ClockSkewError, and writes nothing.
 

@@ -405,7 +405,7 @@ def test_size_of_a_manifest_is_its_memory(step: int) -> None:
     arrays = [(n.to_bytes(8), [_native([n + 1000] * min(step, 4))]) for n in range(500)]
     many, many_nbytes = _weigh(manifest(_ID, arrays))
 
-    assert nbytes == pytest.approx(decoded.nbytes, rel=0.02)
+    assert nbytes == pytest.approx(decoded.nbytes, rel=0.05)
     assert nbytes < 75 * len(refs)
     assert many_nbytes == pytest.approx(many.nbytes, rel=0.1)
 

@@ -31,6 +31,7 @@ from tests.support.icechunk.sessions.replicas import (
     ref,
     stored,
 )
+from tests.support.read.stores import settle
 from tests.support.records import replaced
 
 DAY_S: Final = 24 * 3600
@@ -381,14 +382,17 @@ async def test_write_waits_for_a_commit_that_another_request_finishes(
     scene: Scene, tmp_path: Path
 ) -> None:
     """A write whose session is sealed before its answer waits for the commit, which includes it."""
-    session_id = await scene.begin()
-    scene.store.after(
-        "put", f"{session_id}/", lambda: begin_to_commit(scene.other, session_id, "k")
-    )
+    session_id, is_sealed = await scene.begin(), asyncio.Event()
 
+    async def seal() -> None:
+        await begin_to_commit(scene.other, session_id, "k")
+        is_sealed.set()
+
+    scene.store.after("put", f"{session_id}/", seal)
     writing = asyncio.create_task(scene.put(scene.late, session_id, 2))
-    done, _ = await asyncio.wait([writing], timeout=0.05)
-    assert not done
+    await is_sealed.wait()
+    await settle()
+    assert not writing.done()
     await scene.other.commit(session_id, "k")
     await writing
     await scene.demand(tmp_path, 0, 1, 2, commits=1)

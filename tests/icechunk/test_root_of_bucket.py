@@ -7,19 +7,7 @@ import pytest
 
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.support.icechunk.sessions.replicas import (
-    ROOT,
-    Replica,
-    contents,
-    files_of_repository,
-    ref,
-)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """Write a repository once."""
-    return files_of_repository(tmp_path_factory.mktemp("root") / "repo")
+from tests.support.icechunk.sessions.replicas import ROOT, Replica, contents, ref
 
 
 @pytest.fixture

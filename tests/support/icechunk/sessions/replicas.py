@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -67,6 +68,19 @@ async def opened_by_library(store: MemoryStore, folder: Path) -> icechunk.Reposi
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(found.data)
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
+
+
+class Counting(Tapped):
+    """A store that counts its calls by method and folder."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.calls = Counter[tuple[str, str]]()
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Count the call."""
+        self.calls[name, ref.key.partition("/")[0]] += 1
+        return await call()
 
 
 class Dying(Tapped):

@@ -310,12 +310,11 @@ class Written:
 
         The result is None if the library finds no conflict and cannot commit.
         """
-        branch = f"{ours} over {theirs}"
-        self.repo.create_branch(branch, self.base.snapshot_id)
-        session = self.session(ours, branch)
+        self.repo.reset_branch("main", self.base.snapshot_id)
+        session = self.session(ours, "main")
         for change in CHANGES[ours]:
             change(session, "ours")
-        self.repo.reset_branch(branch, self.tips[theirs].snapshot_id)
+        self.repo.reset_branch("main", self.tips[theirs].snapshot_id)
         try:
             session.rebase(icechunk.ConflictDetector())
         except icechunk.RebaseFailedError as error:

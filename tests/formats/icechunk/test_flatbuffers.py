@@ -7,7 +7,7 @@ from typing import Any
 import flatbuffers.number_types as kinds
 import pytest
 from flatbuffers.table import Table as PeerTable
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.flatbuffers import (
@@ -180,6 +180,7 @@ def _peer(data: bytes | bytearray) -> PeerTable:
     return PeerTable(data, int.from_bytes(data[:4], "little"))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(list(_KINDS)), st.booleans())))
 def test_written_numbers_are_aligned(fields: list[tuple[Field, bool]]) -> None:
     """Each written number is found by its vtable slot, aligned to its size."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.config import Config, VirtualContainer, read_yaml_config
@@ -100,6 +100,7 @@ def test_lazily_read_fields_are_decoded() -> None:
     assert [info.metadata.decode() for info in old.snapshots()] == [{"k": {"n": 1}}]
 
 
+@settings(max_examples=25)
 @given(st.sets(st.binary(min_size=12, max_size=12), min_size=1, max_size=9))
 def test_snapshots_and_ancestry_are_found_by_id(ids: set[bytes]) -> None:
     """Snapshots and their ancestry are found by id; an unknown id gives None.

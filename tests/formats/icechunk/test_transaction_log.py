@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import ConflictError
@@ -110,6 +110,7 @@ def chunks(log: TransactionLog) -> dict[bytes, list[tuple[int, ...]]]:
     }
 
 
+@settings(max_examples=40)
 @given(LOGS)
 def test_written_log_is_read_back(log: TransactionLog) -> None:
     """A written log is read back with each chunk once, sorted by dimensions and coordinates."""

@@ -120,7 +120,7 @@ def test_operations_are_logged_as_by_the_library(tmp_path: Path) -> None:
     assert tip_id is not None
     length = len(list(written.repo.ops_log()))
 
-    for update in (
+    for change in (
         RefUpdate("branch_created", "néw", root_id()),
         RefUpdate("branch_reset", "néw", tip_id),
         RefUpdate("branch_created", "gone", root_id()),
@@ -128,7 +128,7 @@ def test_operations_are_logged_as_by_the_library(tmp_path: Path) -> None:
         RefUpdate("tag_created", "t", tip_id),
         RefUpdate("tag_deleted", "t"),
     ):
-        repo = do(written.folder, update)
+        repo = do(written.folder, change)
 
     assert repo.lookup_branch("néw") == tip
     assert "gone" not in repo.list_branches()

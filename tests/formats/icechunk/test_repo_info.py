@@ -54,19 +54,18 @@ def _ids(infos: Iterable[Any] | None) -> list[str]:
 
 
 def test_branches_and_tags_are_decoded() -> None:
-    """Branches and tags of any name, also of the same one, lead to their snapshots."""
+    """Branches and tags of any name lead to their snapshots; the first of a name counts.
+
+    A ref at an unlisted snapshot raises DecodeError.
+    """
     names = ["", "..", "a/b", "main", "é\n"]
-    repo = _decode(
-        Repo(
-            branches=[ref(name, 1) for name in names],
-            tags=[ref("main", 2), ref("v1", 0)],
-            snapshots=CHAIN,
-        )
-    )
+    branches = [*(ref(name, 1) for name in names), ref("main", 0)]
+    repo = _decode(Repo(branches=branches, tags=[ref("main", 2), ref("v1", 0)], snapshots=CHAIN))
 
     assert dict(repo.branches) == dict.fromkeys(names, encode_id(SECOND))
     assert dict(repo.tags) == {"main": encode_id(THIRD), "v1": encode_id(FIRST)}
-    assert repo.branches.get("v1") is None
+    with pytest.raises(DecodeError, match="there is no snapshot 3"):
+        _decode(Repo(branches=[ref("main", 0), ref("broken", 3)], snapshots=CHAIN))
 
 
 def test_optional_fields_are_empty_by_default() -> None:
@@ -76,15 +75,6 @@ def test_optional_fields_are_empty_by_default() -> None:
     assert (repo.disabled_feature_flags(), repo.config) == ([], Config())
     assert repo.repo_before_updates is None
     assert (len(empty.branches), len(empty.tags), list(empty.snapshots())) == (0, 0, [])
-
-
-def test_first_ref_of_a_name_counts() -> None:
-    """The first ref of a name counts; a ref at an unlisted snapshot raises DecodeError."""
-    repo = _decode(Repo(branches=[ref("main", 0), ref("main", 1)], snapshots=CHAIN))
-
-    assert dict(repo.branches) == {"main": encode_id(FIRST)}
-    with pytest.raises(DecodeError, match="there is no snapshot 1"):
-        _decode(Repo(branches=[ref("main", 0), ref("broken", 1)]))
 
 
 def test_lazily_read_fields_are_decoded() -> None:

@@ -22,8 +22,7 @@ from shardgate.icechunk.sessions.document import (
     SessionDocument,
     encode_session,
 )
-from shardgate.icechunk.sessions.journal import DocumentEdit, SessionDocumentStore
-from shardgate.icechunk.sessions.store import SessionStore
+from shardgate.icechunk.sessions.journal import SessionDocumentStore
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
 from tests.support.clocks import Clock
@@ -142,16 +141,6 @@ async def test_memory_of_sessions_is_bounded(files: Mapping[str, bytes]) -> None
             await (await reader.enter(session_id)).session.view()
 
 
-async def test_session_in_use_is_not_evicted(files: Mapping[str, bytes]) -> None:
-    """A session in use is found after a thousand others were opened."""
-    replica = await Replica.of(stored(files))
-    store = await replica.enter(session_id := await replica.begin())
-    for number in range(1100):
-        replica.sessions.keep(SessionStore(store.session, ObjectRef(f"other {number}", "")))
-
-    assert await replica.enter(session_id) is store
-
-
 async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     """A session that is not written to expires; the next one that begins removes its objects."""
     memory = stored(files, clock := Clock(time.time()))
@@ -245,11 +234,6 @@ def placed() -> WatchedStore:
     return store
 
 
-def counting() -> DocumentEdit:
-    """Return an edit that counts its attempts."""
-    return lambda document: document and replace(document, attempt=document.attempt + 1)
-
-
 async def test_a_call_during_a_read_waits_for_the_next_read() -> None:
     """Calls during a read of a document share the next read, so none gets an older document."""
     store = placed()
@@ -266,15 +250,6 @@ async def test_a_call_during_a_read_waits_for_the_next_read() -> None:
 
     assert [each and each.attempt for each in await asyncio.gather(*late)] == [7] * 10
     assert len(store.calls) == 2
-
-
-async def test_two_replicas_lose_no_edit() -> None:
-    """Concurrent edits by two replicas are all applied."""
-    store = placed()
-    stores = [documents_of(store) for _ in range(2)]
-    await asyncio.gather(*(stores[n % 2].edit(counting()) for n in range(20)))
-
-    assert await stores[0].read() == replace(BEGUN, attempt=20)
 
 
 async def test_too_large_document_is_not_written() -> None:

@@ -1,8 +1,9 @@
 """Commits of sessions while other requests act, or the replica stops, at every step."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -56,13 +57,23 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
     return fail
 
 
+async def write(
+    replica: Replica, session_id: str, key: str, data: bytes | None
+) -> ETag | Conflict | None:
+    """Write a key of a session, or delete it if there is no *data*."""
+    store = await replica.enter(session_id)
+    if data is None:
+        return await store.delete(ref(key), expected=None)
+    return await store.put(ref(key), [data], expected=None)
+
+
 class Scene:
     """Two replicas of one store, one of them slow, and a session with changes."""
 
-    def __init__(self, memory: MemoryStore, clock: Clock) -> None:
-        self.memory = memory
-        self.clock = clock
-        self.store = Late(memory)
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.clock = Clock(time.time())
+        self.memory = stored(files, self.clock)
+        self.store = Late(self.memory)
 
     async def begin(self) -> str:
         """Start the replicas, and begin the session."""
@@ -75,8 +86,7 @@ class Scene:
 
     async def put(self, replica: Replica, session_id: str, at: int) -> None:
         """Write a chunk."""
-        store = await replica.enter(session_id)
-        await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
+        await write(replica, session_id, f"a/c/{at}", bytes([at + 9] * 2))
 
     async def sweep(self) -> None:
         """Begin a session on the other replica two seconds later, which removes expired ones."""
@@ -98,8 +108,7 @@ class Scene:
 @pytest.fixture
 def scene(files: Mapping[str, bytes]) -> Scene:
     """Store a repository of three chunks, with a clock that tests set."""
-    clock = Clock(time.time())
-    return Scene(stored(files, clock), clock)
+    return Scene(files)
 
 
 async def test_renewed_session_is_not_removed(scene: Scene, tmp_path: Path) -> None:
@@ -281,7 +290,7 @@ async def test_overtaken_commit_returns_the_first_commit(
     """A commit that another replica overtakes at any call returns the other's commit."""
     nth, is_reached = 0, True
     while is_reached:
-        scene = Scene(stored(files), Clock(time.time()))
+        scene = Scene(files)
         session_id, made = await scene.begin(), list[CommitResult]()
 
         async def overtake(
@@ -297,7 +306,7 @@ async def test_overtaken_commit_returns_the_first_commit(
     assert nth > 5
 
 
-AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}
+AMID: Final = {"a/c/0": b"\x08" * 2, "a/c/2": b"\x08" * 600, "h/zarr.json": document(4)}
 
 
 async def test_write_during_a_commit_is_included_or_refused(
@@ -306,30 +315,26 @@ async def test_write_during_a_commit_is_included_or_refused(
     """A write at any call of a commit is either in the commit or refused, on both replicas."""
     nth, is_reached, kinds = 0, True, set[type]()
     while is_reached:
-        store = Late(memory := stored(files))
-        late, other = await Replica.of(store), await Replica.of(memory)
-        session_id = await other.begin()
-        await (await other.enter(session_id)).put(ref("a/c/1"), [b"\x08\x08"], expected=None)
-        writes: list[asyncio.Task[ETag | Conflict]] = []
-
-        async def put(replica: Replica, key: str, session_id: str = session_id) -> ETag | Conflict:
-            return await (await replica.enter(session_id)).put(ref(key), [AMID[key]], expected=None)
+        scene = Scene(files)
+        session_id = await scene.begin()
+        both = itertools.cycle([scene.late, scene.other])
+        replicas = itertools.islice(both, nth % 2, None)
+        writes: list[asyncio.Task[ETag | Conflict | None]] = []
 
         async def begin(
-            writes: list[asyncio.Task[ETag | Conflict]] = writes,
-            replicas: tuple[Replica, ...] = (late, other),
-            nth: int = nth,
+            writes: list[asyncio.Task[ETag | Conflict | None]] = writes,
+            replicas: Iterator[Replica] = replicas,
+            session_id: str = session_id,
         ) -> None:
-            writes += [
-                asyncio.create_task(put(replicas[(number + nth) % 2], key))
-                for number, key in enumerate(AMID)
-            ]
+            for key, data in AMID.items():
+                writing = write(next(replicas), session_id, key, data)
+                writes.append(asyncio.create_task(writing))
             await asyncio.sleep(0.01)
 
-        store.before_call(nth, begin)
-        made = await late.commit(session_id)
+        scene.store.before_call(nth, begin)
+        made = await scene.late.commit(session_id)
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        repo = await opened_by_library(memory, tmp_path / str(nth))
+        repo = await opened_by_library(scene.memory, tmp_path / str(nth))
         committed = repo.readonly_session(snapshot_id=made.snapshot_id).store
         for (key, data), outcome in zip(AMID.items(), outcomes, strict=False):
             found = await committed.get(key, prototype=default_buffer_prototype())
@@ -339,15 +344,6 @@ async def test_write_during_a_commit_is_included_or_refused(
         is_reached, nth = bool(writes), nth + 1
     assert nth > 8
     assert kinds == {str, errors.BusyError, errors.ConflictError}
-
-
-async def write_late(scene: Scene, session_id: str, data: bytes | None) -> None:
-    """Write or delete the chunk 2 by the slow replica."""
-    store = await scene.late.enter(session_id)
-    if data is None:
-        await store.delete(ref("a/c/2"), expected=None)
-    else:
-        await store.put(ref("a/c/2"), [data], expected=None)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +356,7 @@ async def test_write_whose_session_is_committed_before_its_answer_is_in_the_comm
     session_id = await scene.begin()
     scene.store.after("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
-    await write_late(scene, session_id, data)
+    await write(scene.late, session_id, "a/c/2", data)
 
     committed = await contents(await scene.other.enter(session_id))
     assert committed.get("a/c/2") == data
@@ -372,7 +368,7 @@ async def test_write_after_the_commit_of_its_session_is_refused(scene: Scene) ->
     scene.store.before("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
     with pytest.raises(errors.ConflictError, match="committed before this write"):
-        await write_late(scene, session_id, b"\x0b" * 2)
+        await write(scene.late, session_id, "a/c/2", b"\x0b" * 2)
 
     committed = await contents(await scene.other.enter(session_id))
     assert committed["a/c/2"] == b"\x05\x06"
@@ -428,14 +424,12 @@ async def test_write_of_a_failing_replica_is_atomic(
         session_id = await healthy.begin()
         before = await contents(await healthy.enter(session_id))
         dying = Dying(memory, is_done=is_done)
-        store = await (await Replica.of(dying)).enter(session_id)
+        doomed = await Replica.of(dying)
+        await doomed.enter(session_id)
         dying.left = nth
         is_acknowledged = True
         try:
-            if data is None:
-                await store.delete(ref(key), expected=None)
-            else:
-                await store.put(ref(key), [data], expected=None)
+            await write(doomed, session_id, key, data)
         except ShardgateError:
             is_acknowledged = False
 
@@ -457,25 +451,16 @@ async def test_commit_of_a_failing_replica_is_made_once(
     """A commit whose replica fails at any call is made once when another replica repeats it."""
     nth, is_dead = 0, True
     while is_dead:
-        memory = stored(files, clock := Clock(time.time()))
-        healthy = await Replica.of(memory, clock)
-        session_id = await healthy.begin()
-        store = await healthy.enter(session_id)
-        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
-        await store.put(ref("a/c/2"), [b"\x09" * 600], expected=None)
-        before = await contents(store)
-        dying = Dying(memory, is_done=is_done)
-        doomed, acknowledged = await Replica.of(dying, clock), None
+        scene = Scene(files)
+        session_id = await scene.begin()
+        dying = Dying(scene.memory, is_done=is_done)
+        doomed, acknowledged = await Replica.of(dying, scene.clock), None
         dying.left = nth
         with suppress(ShardgateError):
             acknowledged = await doomed.commit(session_id)
-        made = await healthy.commit(session_id)
+        made = await scene.other.commit(session_id)
 
         assert acknowledged in (None, made)
-        assert await contents(await healthy.enter(session_id)) == before
-        repo = await opened_by_library(memory, tmp_path / str(nth))
-        history = [each.id for each in repo.ancestry(branch="main")]
-        assert len(history) == 3
-        assert history[0] == made.snapshot_id
+        await scene.demand(tmp_path / str(nth), 0, 1, commits=1)
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 8

@@ -16,8 +16,6 @@ from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Counting,
     Replica,
-    contents,
-    ref,
     stored,
 )
 from tests.support.sessions import array_document
@@ -54,8 +52,7 @@ class Lab:
 
     async def write(self, session_id: str, at: int) -> None:
         """Write a chunk."""
-        session = await self.replica.enter(session_id)
-        await session.put(ref(f"a/c/{at}"), [CHUNK], expected=None)
+        await self.replica.write(session_id, f"a/c/{at}", CHUNK)
 
     @property
     def looked_up(self) -> int:
@@ -108,7 +105,7 @@ async def test_commit_of_lost_chunk_files_is_refused_until_they_are_written_agai
     for at in range(3):
         await lab.write(session_id, at)
     await lab.replica.commit(session_id)
-    read = await contents(await lab.replica.enter(session_id))
+    read = await lab.replica.contents(session_id)
     assert [read[f"a/c/{at}"] for at in range(3)] == [CHUNK] * 3
 
 
@@ -121,8 +118,7 @@ async def test_commit_of_a_lost_shard_asks_for_another_session(files: Mapping[st
     inner = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
     codecs = [{"name": "sharding_indexed", "configuration": inner}]
     document = json.dumps(array_document((6,), (2,), codecs=codecs)).encode()
-    session = await lab.replica.enter(session_id)
-    await session.put(ref("a/zarr.json"), [document], expected=None)
+    await lab.replica.write(session_id, "a/zarr.json", document)
     lab.clock.now += HOUR_S + 1
     await lab.collect()
 

@@ -30,13 +30,10 @@ from tests.support.icechunk.sessions.replicas import (
     ROOT,
     Late,
     Replica,
-    contents,
     document,
-    ref,
     stored,
 )
 from tests.support.read.stores import REF, CallOn, Tapped, WatchedStore, settle
-from tests.support.records import replaced
 from tests.support.sessions import array_document
 
 MIB = 1024**2
@@ -81,18 +78,18 @@ async def test_large_inline_chunks_are_not_all_cached(files: Mapping[str, bytes]
     """Reading fifty large inline chunks of a session holds a bounded amount of memory."""
     kept, count = stored(files), 50
     replica = await Replica.of(kept)
-    store = await replica.enter(await replica.begin())
-    await store.put(ref("b/zarr.json"), [document(2 * count)], expected=None)
-    session = store.session
+    session_id = await replica.begin()
+    await replica.write(session_id, "b/zarr.json", document(2 * count))
+    session = (await replica.enter(session_id)).session
     node = (await session.view()).node("b")
     assert node is not None
     for at in range(count):
         large = InlineChunk(at.to_bytes(MIB, "little"))
         await session.journal.put(ChunkAddress(node, (at,)), large, expected=None)
-    reader = await (await Replica.of(kept)).enter(session.location.session_id)
+    reader = await (await Replica.of(kept)).enter(session_id)
     with growing_at_most(36 * MIB):
         for at in range(count):
-            assert await reader.get(ref(f"b/c/{at}")) is not None
+            assert await reader.get(ObjectRef("", f"b/c/{at}")) is not None
 
 
 def count_snapshots() -> int:
@@ -116,13 +113,12 @@ async def test_snapshots_of_old_sessions_are_released(files: Mapping[str, bytes]
     for number in range(40):
         session_id = await replica.begin()
         first = first or session_id
-        store = await replica.enter(session_id)
-        await store.put(ref("b/zarr.json"), [large], expected=None)
-        await store.put(ref("b/c/0"), [bytes([1, number])], expected=None)
+        await replica.write(session_id, "b/zarr.json", large)
+        await replica.write(session_id, "b/c/0", bytes([1, number]))
         await replica.commit(session_id)
     assert count_snapshots() - before < 30
     assert first is not None
-    assert (await contents(await replica.enter(first)))["b/c/0"] == bytes([1, 0])
+    assert (await replica.contents(first))["b/c/0"] == bytes([1, 0])
 
 
 @pytest.mark.usefixtures("_little_room")
@@ -135,7 +131,7 @@ async def test_memory_of_sessions_is_bounded(files: Mapping[str, bytes]) -> None
     writer, reader = await Replica.of(memory), await Replica.of(memory)
     ids = [await writer.begin() for _ in range(8)]
     for session_id in ids:
-        await (await writer.enter(session_id)).put(ref("b/zarr.json"), [large], expected=None)
+        await writer.write(session_id, "b/zarr.json", large)
     with growing_at_most(7 * MIB):
         for session_id in ids:
             await (await reader.enter(session_id)).session.view()
@@ -146,17 +142,17 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     memory = stored(files, clock := Clock(time.time()))
     replica = await Replica.of(memory, clock)
     kept, left = await replica.begin(), await replica.begin()
-    for store in (await replica.enter(kept), await replica.enter(left)):
-        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
+    for session_id in (kept, left):
+        await replica.write(session_id, "a/c/1", b"\x09\x09")
     clock.now += 20 * 3600
-    await (await replica.enter(kept)).put(ref("a/c/0"), [b"\x09\x09"], expected=None)
+    await replica.write(kept, "a/c/0", b"\x09\x09")
     clock.now += 20 * 3600
 
-    assert b"\x09\x09" in (await contents(await replica.enter(kept))).values()
+    assert b"\x09\x09" in (await replica.contents(kept)).values()
     with pytest.raises(ShardgateError, match="expired"):
         await replica.enter(left)
     await replica.begin()
-    names = [each.ref.key async for each in memory.list(replaced(ref(""), bucket="memory://repo"))]
+    names = [each.ref.key async for each in memory.list(ROOT)]
     assert not [name for name in names if left in name]
     assert [name for name in names if kept in name]
 
@@ -165,8 +161,8 @@ async def test_long_sweep_is_interrupted_and_resumed(files: Mapping[str, bytes])
     """Beginning a session does not wait for a slow sweep; the next one continues it."""
     memory = stored(files)
     replica = await Replica.of(memory)
-    store = await replica.enter(session_id := await replica.begin())
-    await store.put(ref("a/c/0"), [b"99"], expected=None)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/0", b"99")
     await replica.commit(session_id)
     entries = ROOT.join(f"sessions/{session_id}/")
     stuck = Late(memory)
@@ -183,10 +179,9 @@ async def test_long_sweep_is_interrupted_and_resumed(files: Mapping[str, bytes])
 async def written(replica: Replica) -> str:
     """Begin a session, and write many chunks of ``b`` in it."""
     session_id = await replica.begin()
-    store = await replica.enter(session_id)
-    await store.put(ref("b/zarr.json"), [document(2 * CHUNKS)], expected=None)
+    await replica.write(session_id, "b/zarr.json", document(2 * CHUNKS))
     for at in range(CHUNKS):
-        await store.put(ref(f"b/c/{at}"), [bytes([1, at % 256])], expected=None)
+        await replica.write(session_id, f"b/c/{at}", bytes([1, at % 256]))
     return session_id
 
 
@@ -198,7 +193,7 @@ async def test_commit_reads_few_chunks_at_a_time(files: Mapping[str, bytes]) -> 
     await other.commit(session_id)
 
     assert 1 < store.most["get"] <= store.most["tasks"] <= FEW
-    found = await contents(await other.enter(session_id))
+    found = await other.contents(session_id)
     assert found[f"b/c/{CHUNKS - 1}"] == bytes([1, (CHUNKS - 1) % 256])
 
     left = (await other.enter(await written(other))).session

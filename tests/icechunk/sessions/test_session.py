@@ -26,10 +26,8 @@ from tests.support.icechunk.sessions.replicas import (
     Dying,
     Late,
     Replica,
-    contents,
     document,
     opened_by_library,
-    ref,
     stored,
 )
 from tests.support.read.stores import settle
@@ -57,16 +55,6 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
     return fail
 
 
-async def write(
-    replica: Replica, session_id: str, key: str, data: bytes | None
-) -> ETag | Conflict | None:
-    """Write a key of a session, or delete it if there is no *data*."""
-    store = await replica.enter(session_id)
-    if data is None:
-        return await store.delete(ref(key), expected=None)
-    return await store.put(ref(key), [data], expected=None)
-
-
 class Scene:
     """Two replicas of one store, one of them slow, and a session with changes."""
 
@@ -86,7 +74,7 @@ class Scene:
 
     async def put(self, replica: Replica, session_id: str, at: int) -> None:
         """Write a chunk."""
-        await write(replica, session_id, f"a/c/{at}", bytes([at + 9] * 2))
+        await replica.write(session_id, f"a/c/{at}", bytes([at + 9] * 2))
 
     async def sweep(self) -> None:
         """Begin a session on the other replica two seconds later, which removes expired ones."""
@@ -206,7 +194,7 @@ async def test_write_after_a_failed_commit_is_committed(scene: Scene, tmp_path: 
 
     scene.store.before("put", "repo", fail)
     await scene.late.commit(session_id)
-    before = await contents(await scene.other.enter(session_id))
+    before = await scene.other.contents(session_id)
     assert before["a/c/2"] == bytes([11] * 2)
 
     await scene.other.commit(session_id, policy=Policy.OURS)
@@ -327,7 +315,7 @@ async def test_write_during_a_commit_is_included_or_refused(
             session_id: str = session_id,
         ) -> None:
             for key, data in AMID.items():
-                writing = write(next(replicas), session_id, key, data)
+                writing = next(replicas).write(session_id, key, data)
                 writes.append(asyncio.create_task(writing))
             await asyncio.sleep(0.01)
 
@@ -356,9 +344,9 @@ async def test_write_whose_session_is_committed_before_its_answer_is_in_the_comm
     session_id = await scene.begin()
     scene.store.after("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
-    await write(scene.late, session_id, "a/c/2", data)
+    await scene.late.write(session_id, "a/c/2", data)
 
-    committed = await contents(await scene.other.enter(session_id))
+    committed = await scene.other.contents(session_id)
     assert committed.get("a/c/2") == data
 
 
@@ -368,9 +356,9 @@ async def test_write_after_the_commit_of_its_session_is_refused(scene: Scene) ->
     scene.store.before("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
     with pytest.raises(errors.ConflictError, match="committed before this write"):
-        await write(scene.late, session_id, "a/c/2", b"\x0b" * 2)
+        await scene.late.write(session_id, "a/c/2", b"\x0b" * 2)
 
-    committed = await contents(await scene.other.enter(session_id))
+    committed = await scene.other.contents(session_id)
     assert committed["a/c/2"] == b"\x05\x06"
 
 
@@ -422,18 +410,18 @@ async def test_write_of_a_failing_replica_is_atomic(
         memory = stored(files)
         healthy = await Replica.of(memory)
         session_id = await healthy.begin()
-        before = await contents(await healthy.enter(session_id))
+        before = await healthy.contents(session_id)
         dying = Dying(memory, is_done=is_done)
         doomed = await Replica.of(dying)
         await doomed.enter(session_id)
         dying.left = nth
         is_acknowledged = True
         try:
-            await write(doomed, session_id, key, data)
+            await doomed.write(session_id, key, data)
         except ShardgateError:
             is_acknowledged = False
 
-        after = await contents(await healthy.enter(session_id))
+        after = await healthy.contents(session_id)
         assert after != before if is_acknowledged else True
         assert (after.get(key) == data) or (not is_acknowledged and after == before)
         made = await healthy.commit(session_id)

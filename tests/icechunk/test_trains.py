@@ -19,7 +19,7 @@ from shardgate.errors import (
 )
 from shardgate.icechunk.commit import CommitResult
 from tests.support.formats.icechunk.peer import read
-from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late
+from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late, Replica
 from tests.support.icechunk.train_repository import (
     CHUNKS,
     Outcome,
@@ -180,9 +180,16 @@ async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path:
     assert nth > 12
 
 
-async def _tip(replica: Any) -> str:
+async def _tip(replica: Replica) -> str:
     info = await replica.opened.info()
-    return str(info.branches["main"])
+    assert info is not None
+    return info.branches["main"]
+
+
+async def _messages(replica: Replica) -> list[str]:
+    info = await replica.opened.info()
+    assert info is not None
+    return [each.message for each in info.ancestry(info.branches["main"]) or ()]
 
 
 async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(
@@ -215,7 +222,7 @@ async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: 
         dying.left = nth
         outcomes = await commit_all(doomed, parent_id, *updates)
 
-        history = [each.message for each in (await repository.library()).ancestry(branch="main")]
+        history = await _messages(await repository.replica())
         assert history[:-2] in ([], [update.key for update in (updates[3], updates[2], updates[0])])
         for outcome in outcomes:
             assert not is_conflict(outcome) or len(history) > 2

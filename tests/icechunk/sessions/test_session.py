@@ -307,10 +307,10 @@ async def test_write_during_a_commit_is_included_or_refused(
         session_id = await scene.begin()
         both = itertools.cycle([scene.late, scene.other])
         replicas = itertools.islice(both, nth % 2, None)
-        writes: list[asyncio.Task[ETag | Conflict | None]] = []
+        writes: list[asyncio.Task[ETag | Conflict | bool]] = []
 
         async def begin(
-            writes: list[asyncio.Task[ETag | Conflict | None]] = writes,
+            writes: list[asyncio.Task[ETag | Conflict | bool]] = writes,
             replicas: Iterator[Replica] = replicas,
             session_id: str = session_id,
         ) -> None:

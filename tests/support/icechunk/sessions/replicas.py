@@ -171,7 +171,7 @@ class Replica:
         """Open a session as each request does."""
         return await self.sessions.open(self.opened.repository, session_id, self.opened.fetch)
 
-    async def write(self, session_id: str, key: str, data: bytes | None) -> ETag | Conflict | None:
+    async def write(self, session_id: str, key: str, data: bytes | None) -> ETag | Conflict | bool:
         """Write a key of a session, or delete it if there is no *data*."""
         store = await self.enter(session_id)
         ref = ObjectRef("", key)

@@ -30,6 +30,7 @@ from tests.support.icechunk.train_repository import (
     is_conflict,
     snapshot_ids,
 )
+from tests.support.read.stores import settle
 
 
 @pytest.fixture
@@ -312,7 +313,7 @@ async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepos
         tasks[0].cancel()
         late = asyncio.create_task(commit(replica, parent_id, left))
         tasks.append(asyncio.create_task(commit(replica, parent_id, behind)))
-        await asyncio.sleep(0.01)
+        await settle()
         late.cancel()
         with suppress(asyncio.CancelledError):
             await late

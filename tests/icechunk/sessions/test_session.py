@@ -317,7 +317,7 @@ async def test_write_during_a_commit_is_included_or_refused(
             for key, data in AMID.items():
                 writing = next(replicas).write(session_id, key, data)
                 writes.append(asyncio.create_task(writing))
-            await asyncio.sleep(0.01)
+            await settle()
 
         scene.store.before_call(nth, begin)
         made = await scene.late.commit(session_id)

@@ -48,6 +48,7 @@ def write(path: str, *coords: list[int]) -> SetChunks:
 
 
 @example([], [f"{'0' * 19}1"])  # with bits after the last byte
+@example([], [f"{'0' * 19}I"])  # with a letter of no id
 @settings(max_examples=30)
 @given(
     st.lists(st.binary(min_size=12, max_size=12), max_size=9),

@@ -282,7 +282,10 @@ def test_library_reads_written_virtual_references(tmp_path: Path) -> None:
 
 
 def test_scalar_with_a_dimension_is_rewritten_without_it() -> None:
-    """The reference of a scalar with a dimension, as early writers had, is written without it."""
+    """The reference of a scalar with a dimension, as early writers had, is written without it.
+
+    Once the chunk is deleted, there is no manifest.
+    """
     old = {OLD: old_manifest([Ref(index=[0], inline=b"x")])}
     rewrite = ArrayRewrite(NODE, (), (ManifestRef(OLD, ((0, 1),)),), changes({}, 0), ())
     assert rewrite_manifests(rewrite, {}, new_id)[0].manifests == rewrite.manifests
@@ -291,6 +294,8 @@ def test_scalar_with_a_dimension_is_rewritten_without_it() -> None:
     found, written = rewrite_manifests(rewrite, old, new_id)
     assert [ref.extents for ref in found.manifests] == [()]
     assert contents(found.manifests, decoded(written), 0) == {(): InlineChunk(b"y")}
+    rewrite = replace(rewrite, changes=changes({(): None}, 0))
+    assert rewrite_manifests(rewrite, old, new_id)[0].manifests == ()
 
 
 def test_references_of_a_grid_of_more_than_2_to_64_chunks_are_rewritten() -> None:

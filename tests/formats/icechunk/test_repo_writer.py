@@ -321,7 +321,7 @@ def test_rewrite_calls_no_function_for_each_snapshot() -> None:
     assert count_calls(5000) < 1.1 * count_calls(50)
 
 
-@at_random(100)
+@at_random(200)
 @given(st.lists(changes(), min_size=1, max_size=2))
 def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> None:
     """A rewrite of a randomly changed file raises DecodeError, or has the snapshots and operations

@@ -39,6 +39,7 @@ CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
     "native": ("a/c/1", b"\x09" * 600),
     "gone": ("a/c/1", None),
     "document": ("h/zarr.json", document(4)),
+    "group-gone": ("g/zarr.json", None),
 }
 moments = pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 

@@ -100,24 +100,6 @@ async def test_swap_is_visible_at_once_and_backed_up(swapping: Swapping) -> None
     assert getattr(kept, "data", None) == Repo().file()
 
 
-async def test_file_is_decoded_once_for_each_version(swapping: Swapping) -> None:
-    """Plans for the same version of `repo` get the same decoded file, that of readers before; the
-    plan for a version of another writer gets a new one.
-    """
-
-    async def planned() -> RepoInfo:
-        return await swapping.swaps.update(swapping.opened, lambda file: Planned(file.info))
-
-    info = await swapping.info()
-    assert await planned() is info
-    swapping.place(tagged("t"))
-    other = await planned()
-
-    assert "t" in other.tags
-    assert await planned() is other
-    assert "t" in (await swapping.info()).tags
-
-
 async def test_overtaken_change_is_planned_again(swapping: Swapping) -> None:
     """A change that is overtaken is planned again, and keeps the other writer's tags.
 
@@ -137,21 +119,6 @@ async def test_overtaken_change_is_planned_again(swapping: Swapping) -> None:
         await swapping.changes.create("tag", "t", encode_id(FIRST))
 
     assert len(swapping.before) == 1
-
-
-async def test_failed_swap_is_read_again(swapping: Swapping) -> None:
-    """After a swap that failed with a timeout, the next read finds whether it was done."""
-
-    def fail() -> None:
-        swapping.place(tagged("t"))
-        raise errors.StorageTimeoutError(ROOT.join("repo"), "no answer")
-
-    await swapping.info()
-    swapping.before = [fail]
-    with pytest.raises(errors.StorageTimeoutError):
-        await swapping.changes.create("tag", "t", encode_id(FIRST))
-
-    assert "t" in (await swapping.info()).tags
 
 
 async def test_wrong_clock_writes_nothing(swapping: Swapping) -> None:

@@ -1,25 +1,12 @@
 """Repositories at the root of a bucket, whose keys begin with a slash: Icechunk before 2.1."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.support.icechunk.sessions.replicas import (
-    ROOT,
-    Replica,
-    contents,
-    files_of_repository,
-    ref,
-)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """Write a repository once."""
-    return files_of_repository(tmp_path_factory.mktemp("root") / "repo")
+from tests.support.icechunk.sessions.replicas import ROOT, Replica
 
 
 @pytest.fixture
@@ -39,11 +26,10 @@ async def test_repository_whose_keys_begin_with_a_slash_is_committed_to(
     """
     replica = await Replica.of(store)
     session_id = await replica.begin()
-    session = await replica.enter(session_id)
-    await session.put(ref("a/c/1"), [b"\x09" * 600], expected=None)
+    await replica.write(session_id, "a/c/1", b"\x09" * 600)
     made = await replica.commit(session_id)
 
-    read: Any = await contents(await (await Replica.of(store)).enter(session_id))
+    read = await (await Replica.of(store)).contents(session_id)
     assert read["a/c/0"] == b"\x01\x02"
     assert read["a/c/1"] == b"\x09" * 600
     assert (await (await Replica.of(store)).opened.find("main")) == made.snapshot_id

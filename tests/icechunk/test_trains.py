@@ -19,7 +19,7 @@ from shardgate.errors import (
 )
 from shardgate.icechunk.commit import CommitResult
 from tests.support.formats.icechunk.peer import read
-from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late
+from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late, Replica
 from tests.support.icechunk.train_repository import (
     CHUNKS,
     Outcome,
@@ -30,6 +30,7 @@ from tests.support.icechunk.train_repository import (
     is_conflict,
     snapshot_ids,
 )
+from tests.support.read.stores import settle
 
 
 @pytest.fixture
@@ -171,17 +172,25 @@ async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path:
         store.before_call(nth, overtake)
         snapshot_ids(await commit_all(late, parent_id, *updates))
         if is_reached := bool(overtaking):
-            history = [each.message for each in (await own.library()).ancestry(branch="main")]
-            place = history.index(theirs.key)
+            repo = await own.library()
+            place = [each.message for each in repo.ancestry(branch="main")].index(theirs.key)
             assert place in (0, 3)
-            await own.expect(*([*updates, theirs] if place == 0 else [theirs, *updates]))
+            line = [*updates, theirs] if place == 0 else [theirs, *updates]
+            await own.expect(*line, repo=repo)
         nth += 1
     assert nth > 12
 
 
-async def _tip(replica: Any) -> str:
+async def _tip(replica: Replica) -> str:
     info = await replica.opened.info()
-    return str(info.branches["main"])
+    assert info is not None
+    return info.branches["main"]
+
+
+async def _messages(replica: Replica) -> list[str]:
+    info = await replica.opened.info()
+    assert info is not None
+    return [each.message for each in info.ancestry(info.branches["main"]) or ()]
 
 
 async def test_conflict_with_a_commit_that_is_not_made_is_forgotten(
@@ -214,7 +223,7 @@ async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: 
         dying.left = nth
         outcomes = await commit_all(doomed, parent_id, *updates)
 
-        history = [each.message for each in (await repository.library()).ancestry(branch="main")]
+        history = await _messages(await repository.replica())
         assert history[:-2] in ([], [update.key for update in (updates[3], updates[2], updates[0])])
         for outcome in outcomes:
             assert not is_conflict(outcome) or len(history) > 2
@@ -304,7 +313,7 @@ async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepos
         tasks[0].cancel()
         late = asyncio.create_task(commit(replica, parent_id, left))
         tasks.append(asyncio.create_task(commit(replica, parent_id, behind)))
-        await asyncio.sleep(0.01)
+        await settle()
         late.cancel()
         with suppress(asyncio.CancelledError):
             await late
@@ -317,14 +326,11 @@ async def test_caller_that_leaves_does_not_hurt_its_train(repository: TrainRepos
     await repository.expect(early, stays, behind)
 
 
-@pytest.mark.parametrize("nbytes", [1_100_000, 9_000_000])
-async def test_large_manifests_of_a_train_are_built_upon(
-    repository: TrainRepository, nbytes: int
-) -> None:
-    """Commits of a train that change one array have the chunks of those before, however large the
-    manifests are that these have made.
+async def test_large_manifests_of_a_train_are_built_upon(repository: TrainRepository) -> None:
+    """Commits of a train that change one array have the chunks of those before, also where the
+    manifests that these have made are too large to be held.
     """
-    data = [np.random.default_rng(number).bytes(nbytes) for number in range(3)]
+    data = [np.random.default_rng(number).bytes(9_000_000) for number in range(3)]
     updates = [Update(0, (number,), data=each) for number, each in enumerate(data)]
     made = await commit_all(await repository.replica(), await repository.tip(), *updates)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError, ConflictError
@@ -61,6 +61,7 @@ def _told(before: Node | None, node: Node) -> set[tuple[int, ...]]:
     return {*changed(before, node), *(set(before.chunks if before else ()) - set(node.places()))}
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(STEP, max_size=12), min_size=1, max_size=6))
 def test_random_commits_agree_with_a_model(commits: list[list[Any]]) -> None:
     """After each random commit, nodes, chunks, listed manifests and log are those of a model."""

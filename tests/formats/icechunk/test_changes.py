@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError
@@ -48,6 +48,8 @@ def write(path: str, *coords: list[int]) -> SetChunks:
 
 
 @example([], [f"{'0' * 19}1"])  # with bits after the last byte
+@example([], [f"{'0' * 19}I"])  # with a letter of no id
+@settings(max_examples=30)
 @given(
     st.lists(st.binary(min_size=12, max_size=12), max_size=9),
     st.lists(st.text("0AZIl1G", min_size=19, max_size=21), min_size=1, max_size=3),
@@ -145,7 +147,7 @@ EACH: list[Reference | None] = [
 
 
 def test_payload_columns_return_the_payloads() -> None:
-    """Payloads of each kind, or none, are returned from columns, also in a selection."""
+    """Payloads of each kind, or none, are returned from columns, selected or joined."""
     taken = Payloads.of(EACH).take(np.array([5, 0, 0, 1]))
 
     assert references(Payloads.of(EACH)) == EACH
@@ -153,12 +155,7 @@ def test_payload_columns_return_the_payloads() -> None:
     assert list(taken.values_of(PayloadKind.LOCATION)) == [b"s3://b/k"]
     assert len(taken.of_kind(PayloadKind.NATIVE)) == 2
     assert references(Payloads.joined([])) == references(Payloads.of([])) == []
-
-
-def test_joined_payload_columns_keep_all_payloads() -> None:
-    """Joined columns have the payloads of all parts, which stay unchanged."""
     parts = [Payloads.of(EACH), Payloads.gone(2), Payloads.of(EACH[::-1])]
-
     assert references(Payloads.joined(parts)) == [*EACH, None, None, *EACH[::-1]]
     assert references(parts[2]) == EACH[::-1], "the parts stay as they were"
 

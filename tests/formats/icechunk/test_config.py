@@ -8,6 +8,7 @@ import pytest
 
 from shardgate.formats.documents import Json
 from shardgate.formats.icechunk.config import (
+    WHOLE,
     Config,
     VirtualContainer,
     decode_config,
@@ -69,17 +70,6 @@ S3 = {"url_prefix": "s3://lab/", "store": {"s3": {}}}
 
 
 @pytest.mark.parametrize(
-    "config",
-    [1, [], _with([S3]), _with({"a": 1}), _with({"a": {}}), _with({"a": S3 | {"name": 1}}),
-     _with({"a": S3 | {"url_prefix": None}})],
-)  # fmt: skip
-def test_invalid_container_is_refused(config: Any) -> None:
-    """A configuration with an invalid container raises DecodeError."""
-    with pytest.raises(DecodeError):
-        decode_config(config)
-
-
-@pytest.mark.parametrize(
     "text",
     ["[", "a: b: c", "\x00", "a\n---\nb", "&a [*a]", "a: &a {b: c}\nd: *a",
      "a: &a {b: c}\nd: {<<: *a}", "[" * 5000, "? [a]\n: b", '"\\UFFFFFFFF"',
@@ -132,25 +122,48 @@ def test_settings_for_writing_agree_with_the_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [{"inline_chunk_threshold_bytes": -1}, {"num_updates_per_repo_info_file": "7"},
-     {"compression": {"level": 1.5}}, {"compression": 3}, {"manifest": []},
-     {"inline_chunk_threshold_bytes": True}],
+    [1, [], _with([S3]), _with({"a": 1}), _with({"a": {}}), _with({"a": S3 | {"name": 1}}),
+     _with({"a": S3 | {"url_prefix": None}}), {"inline_chunk_threshold_bytes": -1},
+     {"inline_chunk_threshold_bytes": True}, {"num_updates_per_repo_info_file": "7"},
+     {"compression": {"level": 1.5}}, {"compression": 3}, {"manifest": []}],
 )  # fmt: skip
-def test_invalid_setting_for_writing_is_refused(document: Json) -> None:
-    """An invalid setting for writing raises DecodeError."""
+def test_invalid_container_or_setting_is_refused(document: Json) -> None:
+    """A configuration with an invalid container or setting for writing raises DecodeError."""
     with pytest.raises(DecodeError):
         read_config(encode_flexbuffer(document))
 
 
+def test_absent_splitting_does_not_split() -> None:
+    """Without a configuration of splitting, or with no rules, one manifest has all chunks."""
+    assert parse_splitting(None).splits("/a", None, 2) == (WHOLE, WHOLE)
+    assert parse_splitting({"split_sizes": None}).splits("/a", ["x"], 1) == (WHOLE,)
+    with pytest.raises(DecodeError, match="splitting is not an object"):
+        parse_splitting([])
+
+
+def _sized(condition: Json, count: Json, arrays: Json = "any_array") -> list[Json]:
+    """Return one rule of splitting."""
+    return [[arrays, [{"condition": condition, "num_chunks": count}]]]
+
+
 @pytest.mark.parametrize(
-    "size",
-    [{"condition": "Any", "num_chunks": number} for number in (True, 0, -1, 2**32, 1.0, None)]
-    + [{"condition": {"Axis": number}, "num_chunks": 1} for number in (True, -1, "0", None)],
-)
-def test_invalid_size_of_splitting_is_refused(size: Json) -> None:
-    """A size, or an axis, of splitting that is no integer within its bounds raises DecodeError."""
-    with pytest.raises(DecodeError, match="in split_sizes: expected an integer of"):
-        parse_splitting({"split_sizes": [["any_array", [size]]]})
+    ("rules", "reason"),
+    [
+        ({}, "not a list of lists"),
+        (["any_array"], "not a pair"),
+        ([["some_array", []]], "unknown condition"),
+        ([["any_array", {}]], "not a list of lists"),
+        ([["any_array", [{"condition": "Any"}]]], "no num_chunks"),
+        (_sized("Some", 1), "unknown dimension"),
+        *((_sized("Any", count), "expected an integer of")
+          for count in (True, 0, -1, 2**32, 1.0, None)),
+        *((_sized({"Axis": axis}, 1), "expected an integer of") for axis in (True, -1, "0", None)),
+    ],
+)  # fmt: skip
+def test_invalid_rule_of_splitting_is_refused(rules: Json, reason: str) -> None:
+    """A rule with an unknown condition, or a size or axis out of bounds, raises DecodeError."""
+    with pytest.raises(DecodeError, match=reason):
+        parse_splitting({"split_sizes": rules})
 
 
 def test_deeply_nested_condition_of_splitting_is_refused() -> None:
@@ -160,7 +173,7 @@ def test_deeply_nested_condition_of_splitting_is_refused() -> None:
         condition: Json = "any_array"
         for _ in range(levels):
             condition = {"and": [condition]}
-        return {"split_sizes": [[condition, [{"condition": "Any", "num_chunks": 1}]]]}
+        return {"split_sizes": _sized("Any", 1, condition)}
 
     parse_splitting(nested(16))
     with pytest.raises(DecodeError, match="more than 16 levels"):

@@ -1,7 +1,7 @@
 """`shardgate.formats.icechunk.coords`: arrays of coordinates, compared with lists of tuples."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.coords import Coords, inside, last_of_each, rows_in, union
@@ -25,6 +25,7 @@ def _tuples(coords: Coords) -> Rows:
     return list(map(tuple, coords.tolist()))
 
 
+@settings(max_examples=50)
 @given(ROWS)
 def test_coords_agree_with_lists_of_tuples(drawn: tuple[int, Rows, Rows]) -> None:
     """Union, last occurrences and membership of coordinates agree with lists of tuples."""

@@ -1,9 +1,5 @@
 """FlexBuffers and metadata, compared with flatbuffers, msgpack and the library."""
 
-import json
-import math
-from collections.abc import Callable
-from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -12,7 +8,7 @@ import icechunk
 import msgpack
 import pytest
 from flatbuffers import flexbuffers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.flatbuffers import POSITION, FlatBufferReader, TableType
@@ -28,41 +24,29 @@ from tests.support.formats.icechunk.building import payload
 from tests.support.formats.icechunk.building_repo import Fields, Repo, item
 
 
-def _built(build: Callable[[Any], object]) -> bytes:
+def _built(method: str, value: object) -> bytes:
+    """Let the package `flatbuffers` encode *value*."""
     builder = flexbuffers.Builder()
-    build(builder)
+    getattr(builder, method)(value)
     return bytes(builder.Finish())
-
-
-@pytest.mark.parametrize(
-    ("build", "value"),
-    [
-        (lambda b: b.Key("a key"), "a key"),
-        (lambda b: b.Blob(b"\x00\xff"), "AP8="),
-        (lambda b: b.IndirectInt(-(2**40)), -(2**40)),
-        (lambda b: b.IndirectUInt(2**40), 2**40),
-        (lambda b: b.IndirectFloat(0.1), 0.1),
-        (lambda b: b.UInt(2**63 - 1), 2**63 - 1),
-        (lambda b: b.Float(math.inf), None),
-        (lambda b: b.Float(math.nan), None),
-        (lambda b: b.TypedVectorFromElements([-1, 300]), [-1, 300]),
-        (lambda b: b.TypedVectorFromElements([1.5]), [1.5]),
-        (lambda b: b.TypedVectorFromElements([True, False]), [True, False]),
-        (lambda b: b.FixedTypedVectorFromElements([1, -2]), [1, -2]),
-        (lambda b: b.FixedTypedVectorFromElements([1, 2, 3]), [1, 2, 3]),
-        (lambda b: b.FixedTypedVectorFromElements([0.5, 0.25, 0.1, 4.0]), [0.5, 0.25, 0.1, 4.0]),
-    ],
-)
-def test_each_kind_of_flexbuffer_is_decoded_to_json(
-    build: Callable[[Any], object], value: Any
-) -> None:
-    """Keys, blobs, numbers and vectors of each kind are decoded to JSON values."""
-    assert decode_flexbuffer(_built(build)) == value
 
 
 @pytest.mark.parametrize(
     ("data", "value"),
     [
+        (_built("Key", "a key"), "a key"),
+        (_built("Blob", b"\x00\xff"), "AP8="),
+        (_built("IndirectInt", -(2**40)), -(2**40)),
+        (_built("IndirectUInt", 2**40), 2**40),
+        (_built("IndirectFloat", 0.1), 0.1),
+        (_built("UInt", 2**63 - 1), 2**63 - 1),
+        (_built("Float", inf), None),
+        (_built("Float", nan), None),
+        *((_built("TypedVectorFromElements", value), value)
+          for value in ([-1, 300], [1.5], [True, False])),
+        *((_built("FixedTypedVectorFromElements", value), value)
+          for value in ([1, -2], [1, 2, 3], [0.5, 0.25, 0.1, 4.0])),
+        # kinds that the package lacks: unsigned, of two bytes, vectors of keys, strings and others
         (b"\xff" * 8 + b"\x0b\x08", 2**64 - 1),
         (b"\x00\x3c\x0d\x02", 1.0),
         (b"a\0b\0\x02\x05\x04\x02\x38\x01", ["a", "b"]),
@@ -74,13 +58,9 @@ def test_each_kind_of_flexbuffer_is_decoded_to_json(
         (b"\x01\x02\x03\x04\x04\x5c\x01", [1, 2, 3, 4]),
         (b"\x02\x01\x00\x02\x90\x01", [True, False]),
     ],
-    ids=[
-        "u64", "half", "keys", "strings", "uints", "two ints", "two uints", "three ints",
-        "four uints", "bools",
-    ],
 )  # fmt: skip
-def test_rare_kinds_of_flexbuffer_are_decoded(data: bytes, value: Any) -> None:
-    """Kinds that the encoder lacks, spelled by hand, are decoded."""
+def test_each_kind_of_flexbuffer_is_decoded_to_json(data: bytes, value: Any) -> None:
+    """Keys, blobs, numbers and vectors of each kind are decoded to JSON values."""
     assert decode_flexbuffer(data) == value
 
 
@@ -156,6 +136,7 @@ def test_library_reads_encoded_metadata(tmp_path: Path) -> None:
     """The library reads random values of metadata as encoded, and so does the decoder."""
     values: list[Any] = []
 
+    @settings(max_examples=20)
     @given(st.lists(VALUES, min_size=5, max_size=5))
     def collect(some: list[Any]) -> None:
         assert decode_flexbuffer(encode_flexbuffer(some)) == some
@@ -209,6 +190,7 @@ def test_encoding_of_metadata_depends_on_the_version(version: int, encode: Any) 
             _read({0: [fields]}, version)
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_messagepack_of_json_is_decoded(value: Any) -> None:
     """JSON values encoded as MessagePack are decoded to the same values."""
@@ -233,10 +215,3 @@ def test_damaged_messagepack_is_refused(data: bytes) -> None:
     """MessagePack that is damaged, or has extensions or keys other than text, is refused."""
     with pytest.raises(DecodeError, match="MessagePack"):
         decode_messagepack(data)
-
-
-@given(st.binary(max_size=64))
-def test_random_messagepack_is_decoded_to_json_or_refused(data: bytes) -> None:
-    """Random bytes decode as MessagePack to valid JSON or raise DecodeError."""
-    with suppress(DecodeError):
-        json.dumps(decode_messagepack(data), allow_nan=False).encode()

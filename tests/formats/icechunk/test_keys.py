@@ -1,7 +1,7 @@
 """Virtual keys of refs, and ids as file names."""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
@@ -34,6 +34,7 @@ def test_key_is_split_into_ref_and_path(key: str, ref: Ref | None, path: str) ->
     assert split_ref(VirtualKey(key)) == (ref, path)
 
 
+@settings(max_examples=40)
 @given(REFS, st.sampled_from(["", "zarr.json", "g/a/c/0"]))
 @example(Branch("shardgate-b"), "zarr.json")
 @example(Tag("shardgate-1"), "")

@@ -120,12 +120,15 @@ def test_operations_are_logged_as_by_the_library(tmp_path: Path) -> None:
     assert tip_id is not None
     length = len(list(written.repo.ops_log()))
 
-    do(written.folder, RefUpdate("branch_created", "néw", root_id()))
-    do(written.folder, RefUpdate("branch_reset", "néw", tip_id))
-    do(written.folder, RefUpdate("branch_created", "gone", root_id()))
-    do(written.folder, RefUpdate("branch_deleted", "gone"))
-    do(written.folder, RefUpdate("tag_created", "t", tip_id))
-    repo = do(written.folder, RefUpdate("tag_deleted", "t"))
+    for change in (
+        RefUpdate("branch_created", "néw", root_id()),
+        RefUpdate("branch_reset", "néw", tip_id),
+        RefUpdate("branch_created", "gone", root_id()),
+        RefUpdate("branch_deleted", "gone"),
+        RefUpdate("tag_created", "t", tip_id),
+        RefUpdate("tag_deleted", "t"),
+    ):
+        repo = do(written.folder, change)
 
     assert repo.lookup_branch("néw") == tip
     assert "gone" not in repo.list_branches()

@@ -26,6 +26,13 @@ def verify(folder: Path, *options: str) -> tuple[int, Any]:
     return done.exit_code, json.loads(done.stdout)
 
 
+def _beside(path: str, document: dict[str, Any], grid: list[int], at: int = 0) -> Builder:
+    """Return the lab with one more array, which has an inline chunk."""
+    builder = lab(INLINE)
+    builder.array(path, document, grid, [Ref(index=[at], inline=b"xy")])
+    return builder
+
+
 def test_undamaged_repository_has_an_empty_report(tmp_path: Path) -> None:
     """Verifying an undamaged repository exits with 0 and counts all manifests and references."""
     write_files(lab(INLINE).build(), tmp_path)
@@ -50,6 +57,15 @@ def test_undamaged_repository_has_an_empty_report(tmp_path: Path) -> None:
         (lab(Ref(index=[0, 1], inline=b"xy")), ("manifests/0", b""), "/a",
          "references with 2 coordinates to an array of 1 dimensions"),
         (lab(INLINE, document=b"?"), ("snapshots/0", b""), "/a", ""),
+        (lab(Ref(index=[0], inline=b"xy", chunk_id=bytes(12))), ("manifests/0", b""), "/a/c/0",
+         "damaged"),
+        (_beside("/off", array_metadata([8], [4], [sharding([1])]), [2], 5), ("manifests/2", b""),
+         "/off/c/20", "it is out of the chunk grid [2]"),
+        (_beside("/none/b", array_metadata([2], [2], [LITTLE]), [1]), ("snapshots/0", b""),
+         "/none/b", "group"),
+        *((_beside("/bad", array_metadata([2], [2], codecs) | {"dimension_names": 3}, [1]),
+           ("snapshots/0", b""), "/bad", "dimension_names is no list of names: 3")
+          for codecs in ([LITTLE], [sharding([1], [LITTLE, {"name": "unknown"}])])),
     ],
 )  # fmt: skip
 def test_damage_is_reported_once_with_file_key_and_reason(
@@ -106,30 +122,6 @@ def damages(folder: Path, *options: str) -> list[tuple[str, str, str]]:
     return [(each["object"].removeprefix(lead), each["key"], each["reason"]) for each in found]
 
 
-def test_shard_off_the_grid_is_reported_by_the_key_of_its_first_chunk(tmp_path: Path) -> None:
-    """A reference to a shard off the grid is damage, with the key of its first inner chunk."""
-    builder = Builder()
-    builder.group("/")
-    document = array_metadata([8], [4], [sharding([1])])
-    builder.array("/s", document, [2], [Ref(index=[5], inline=b"xy")])
-    write_files(builder.build(), tmp_path)
-
-    ((_, key, reason),) = damages(tmp_path)
-    assert (key, reason) == ("@branch.main/s/c/20", "it is out of the chunk grid [2]")
-
-
-def test_node_without_its_group_is_reported(tmp_path: Path) -> None:
-    """A node that lies in no group is damage of the snapshot."""
-    builder = Builder()
-    builder.group("/")
-    builder.array("/none/a", array_metadata([2], [2], [LITTLE]), [1])
-    snapshot_id = builder.snapshot()
-    write_files(builder.build(), tmp_path)
-
-    ((file, key, _),) = damages(tmp_path)
-    assert (file, key) == (f"snapshots/{spell(snapshot_id)}", "@branch.main/none/a")
-
-
 def test_chunks_without_a_checksum_are_not_checked(tmp_path: Path) -> None:
     """Chunks whose codecs have no checksum are counted as not checked, with the reason."""
     builder = Builder()
@@ -141,31 +133,6 @@ def test_chunks_without_a_checksum_are_not_checked(tmp_path: Path) -> None:
     (reason,) = verify(tmp_path, "--chunks")[1]["not_checked"].values()
     assert "unknown" in reason
     assert verify(tmp_path)[1]["not_checked"] == {}
-
-
-@pytest.mark.parametrize("codecs", [[LITTLE], [sharding([1], [LITTLE, {"name": "unknown"}])]])
-def test_array_that_cannot_be_described_is_reported(
-    tmp_path: Path, codecs: list[dict[str, Any]]
-) -> None:
-    """An array with invalid metadata, sharded or not, is damage of the snapshot."""
-    builder = lab(INLINE)
-    document = array_metadata([2], [2], codecs) | {"dimension_names": 3}
-    builder.array("/bad", document, [1], [Ref(index=[0], inline=b"xy")])
-    write_files(builder.build(), tmp_path)
-
-    ((file, key, reason),) = damages(tmp_path, "--chunks")
-    assert file.startswith("snapshots/")
-    assert (key, reason) == ("@branch.main/bad", "dimension_names is no list of names: 3")
-
-
-def test_contradictory_reference_is_reported_with_its_key(tmp_path: Path) -> None:
-    """A reference that is inline and native at once is damage with the key of its chunk."""
-    contradictory = Ref(index=[0], inline=b"xy", chunk_id=bytes(12))
-    write_files(lab(contradictory).build(), tmp_path)
-
-    ((file, key, reason),) = damages(tmp_path)
-    assert file.startswith("manifests/")
-    assert (key, "damaged" in reason) == ("@branch.main/a/c/0", True)
 
 
 def virtual(tmp_path: Path, data: bytes | None, **more: Any) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.manifest import InlineChunk, Native
@@ -49,6 +49,7 @@ documents = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(session=documents)
 def test_encoded_session_is_decoded(session: SessionDocument) -> None:
     """A session in any state is decoded from its encoding."""

@@ -11,10 +11,13 @@ import pytest
 from shardgate.errors import ConflictError
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Listed
-from shardgate.storage.memory import MemoryStore
 from tests.support.clocks import Clock
-from tests.support.icechunk.sessions.replicas import ROOT, Replica, contents, ref, stored
-from tests.support.read.stores import CallOn, Tapped
+from tests.support.icechunk.sessions.replicas import (
+    ROOT,
+    Counting,
+    Replica,
+    stored,
+)
 from tests.support.sessions import array_document
 
 HOUR_S: Final = 3600
@@ -22,32 +25,22 @@ CHUNK: Final = b"\x09" * 600
 """Large enough for a file of its own."""
 
 
-class Counting(Tapped):
-    """A store that counts the chunk files that are looked up, and may list no times."""
-
-    def __init__(self, store: MemoryStore, *, has_times: bool = True) -> None:
-        super().__init__(store)
-        self.looked_up = 0
-        self._has_times = has_times
-
-    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Do the call, and count those for chunk files that are not writes."""
-        self.looked_up += name in ("get", "stat") and "chunks/" in ref.key
-        return await call()
+class Timeless(Counting):
+    """A store that lists no times."""
 
     async def list(self, prefix: ObjectRef, **options: Any) -> AsyncIterator[Listed]:
         """List keys."""
         async for each in self._store.list(prefix, **options):
-            yield each if self._has_times else replace(each, modified_s=None)
+            yield replace(each, modified_s=None)
 
 
 class Lab:
     """A session that has written the chunks 0, 1 and 2 of ``a``, at a time that tests set."""
 
-    def __init__(self, files: Mapping[str, bytes], *, has_times: bool = True) -> None:
+    def __init__(self, files: Mapping[str, bytes], kind: type[Counting] = Counting) -> None:
         self.clock = Clock(time.time())
         self.memory = stored(files, self.clock)
-        self.store = Counting(self.memory, has_times=has_times)
+        self.store = kind(self.memory)
 
     async def begin(self) -> str:
         """Begin the session."""
@@ -59,8 +52,12 @@ class Lab:
 
     async def write(self, session_id: str, at: int) -> None:
         """Write a chunk."""
-        session = await self.replica.enter(session_id)
-        await session.put(ref(f"a/c/{at}"), [CHUNK], expected=None)
+        await self.replica.write(session_id, f"a/c/{at}", CHUNK)
+
+    @property
+    def looked_up(self) -> int:
+        """Number of chunk files that were looked up."""
+        return self.store.calls["get", "chunks"] + self.store.calls["stat", "chunks"]
 
     async def collect(self) -> list[str]:
         """Delete all chunk files, and return their names."""
@@ -78,16 +75,16 @@ async def test_commit_looks_up_no_chunk_file_of_the_last_hour(files: Mapping[str
     await lab.write(session_id, 1)
 
     await lab.replica.commit(session_id)
-    assert lab.store.looked_up == 2
+    assert lab.looked_up == 2
 
 
 async def test_chunk_files_of_unknown_age_are_looked_up(files: Mapping[str, bytes]) -> None:
     """A commit looks up all chunk files on a store that lists no times."""
-    lab = Lab(files, has_times=False)
+    lab = Lab(files, Timeless)
     session_id = await lab.begin()
 
     await lab.replica.commit(session_id)
-    assert lab.store.looked_up == 3
+    assert lab.looked_up == 3
 
 
 async def test_commit_of_lost_chunk_files_is_refused_until_they_are_written_again(
@@ -108,7 +105,7 @@ async def test_commit_of_lost_chunk_files_is_refused_until_they_are_written_agai
     for at in range(3):
         await lab.write(session_id, at)
     await lab.replica.commit(session_id)
-    read = await contents(await lab.replica.enter(session_id))
+    read = await lab.replica.contents(session_id)
     assert [read[f"a/c/{at}"] for at in range(3)] == [CHUNK] * 3
 
 
@@ -121,8 +118,7 @@ async def test_commit_of_a_lost_shard_asks_for_another_session(files: Mapping[st
     inner = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
     codecs = [{"name": "sharding_indexed", "configuration": inner}]
     document = json.dumps(array_document((6,), (2,), codecs=codecs)).encode()
-    session = await lab.replica.enter(session_id)
-    await session.put(ref("a/zarr.json"), [document], expected=None)
+    await lab.replica.write(session_id, "a/zarr.json", document)
     lab.clock.now += HOUR_S + 1
     await lab.collect()
 

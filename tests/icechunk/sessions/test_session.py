@@ -1,8 +1,9 @@
 """Commits of sessions while other requests act, or the replica stops, at every step."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +13,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 from shardgate import errors
 from shardgate.errors import ShardgateError
-from shardgate.formats.icechunk.changes import ChangeSet, NodeDocument
 from shardgate.formats.icechunk.conflicts import Policy
-from shardgate.formats.icechunk.repo_writer import WriteId
-from shardgate.icechunk.commit import CommitRequest, CommitResult
+from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.sessions.document import Sealed
 from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.model import ETag, ObjectRef
@@ -27,19 +26,16 @@ from tests.support.icechunk.sessions.replicas import (
     Dying,
     Late,
     Replica,
-    contents,
     document,
     opened_by_library,
-    ref,
     stored,
 )
+from tests.support.read.stores import settle
 from tests.support.records import replaced
-from tests.support.sessions import GROUP
 
 DAY_S: Final = 24 * 3600
 
 CHANGES: Final[dict[str, tuple[str, bytes | None]]] = {
-    "inline": ("a/c/1", b"\x09\x09"),
     "native": ("a/c/1", b"\x09" * 600),
     "gone": ("a/c/1", None),
     "document": ("h/zarr.json", document(4)),
@@ -63,10 +59,10 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
 class Scene:
     """Two replicas of one store, one of them slow, and a session with changes."""
 
-    def __init__(self, memory: MemoryStore, clock: Clock) -> None:
-        self.memory = memory
-        self.clock = clock
-        self.store = Late(memory)
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.clock = Clock(time.time())
+        self.memory = stored(files, self.clock)
+        self.store = Late(self.memory)
 
     async def begin(self) -> str:
         """Start the replicas, and begin the session."""
@@ -79,8 +75,7 @@ class Scene:
 
     async def put(self, replica: Replica, session_id: str, at: int) -> None:
         """Write a chunk."""
-        store = await replica.enter(session_id)
-        await store.put(ref(f"a/c/{at}"), [bytes([at + 9] * 2)], expected=None)
+        await replica.write(session_id, f"a/c/{at}", bytes([at + 9] * 2))
 
     async def sweep(self) -> None:
         """Begin a session on the other replica two seconds later, which removes expired ones."""
@@ -102,8 +97,7 @@ class Scene:
 @pytest.fixture
 def scene(files: Mapping[str, bytes]) -> Scene:
     """Store a repository of three chunks, with a clock that tests set."""
-    clock = Clock(time.time())
-    return Scene(stored(files, clock), clock)
+    return Scene(files)
 
 
 async def test_renewed_session_is_not_removed(scene: Scene, tmp_path: Path) -> None:
@@ -201,7 +195,7 @@ async def test_write_after_a_failed_commit_is_committed(scene: Scene, tmp_path: 
 
     scene.store.before("put", "repo", fail)
     await scene.late.commit(session_id)
-    before = await contents(await scene.other.enter(session_id))
+    before = await scene.other.contents(session_id)
     assert before["a/c/2"] == bytes([11] * 2)
 
     await scene.other.commit(session_id, policy=Policy.OURS)
@@ -279,48 +273,29 @@ async def test_invalid_commit_does_not_reopen_a_committed_session(
     await scene.demand(tmp_path, 0, 1, commits=1)
 
 
-@pytest.mark.parametrize("is_in_session", [False, True])
 async def test_overtaken_commit_returns_the_first_commit(
-    files: Mapping[str, bytes], tmp_path: Path, *, is_in_session: bool
+    files: Mapping[str, bytes], tmp_path: Path
 ) -> None:
     """A commit that another replica overtakes at any call returns the other's commit."""
     nth, is_reached = 0, True
     while is_reached:
-        store = Late(memory := stored(files))
-        late, other = await Replica.of(store), await Replica.of(memory)
-        session_id, made = await other.begin(), list[CommitResult]()
-        session = await other.enter(session_id)
-        await session.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
-        changes = ChangeSet(new={b"new node": NodeDocument("/new", GROUP)})
-        parent_id = (await session.session.read()).parent_id
+        scene = Scene(files)
+        session_id, made = await scene.begin(), list[CommitResult]()
 
-        async def commit(
-            replica: Replica,
-            session_id: str = session_id,
-            changes: ChangeSet = changes,
-            parent_id: str = parent_id,
-        ) -> CommitResult:
-            if is_in_session:
-                return await replica.commit(session_id)
-            request = CommitRequest("main", parent_id, "at once", WriteId("key"))
-            return await replica.committer.commit(replica.opened, changes, request)
+        async def overtake(
+            made: list[CommitResult] = made, scene: Scene = scene, session_id: str = session_id
+        ) -> None:
+            made.append(await scene.other.commit(session_id))
 
-        async def overtake(made: list[CommitResult] = made, other: Replica = other) -> None:
-            made.append(await commit(other))
-
-        store.before_call(nth, overtake)
-        found = await commit(late)
-        repo = await opened_by_library(memory, tmp_path / str(nth))
-        assert [each.id for each in repo.ancestry(branch="main")][:2] == [
-            found.snapshot_id,
-            parent_id,
-        ]
+        scene.store.before_call(nth, overtake)
+        found = await scene.late.commit(session_id)
+        await scene.demand(tmp_path / str(nth), 0, 1, commits=1)
         is_reached, nth = bool(made), nth + 1
         assert made in ([], [found])
     assert nth > 5
 
 
-AMID: Final = {"a/c/0": b"\x09" * 2, "a/c/2": b"\x09" * 600, "h/zarr.json": document(4)}
+AMID: Final = {"a/c/0": b"\x08" * 2, "a/c/2": b"\x08" * 600, "h/zarr.json": document(4)}
 
 
 async def test_write_during_a_commit_is_included_or_refused(
@@ -329,30 +304,26 @@ async def test_write_during_a_commit_is_included_or_refused(
     """A write at any call of a commit is either in the commit or refused, on both replicas."""
     nth, is_reached, kinds = 0, True, set[type]()
     while is_reached:
-        store = Late(memory := stored(files))
-        late, other = await Replica.of(store), await Replica.of(memory)
-        session_id = await other.begin()
-        await (await other.enter(session_id)).put(ref("a/c/1"), [b"\x08\x08"], expected=None)
-        writes: list[asyncio.Task[ETag | Conflict]] = []
-
-        async def put(replica: Replica, key: str, session_id: str = session_id) -> ETag | Conflict:
-            return await (await replica.enter(session_id)).put(ref(key), [AMID[key]], expected=None)
+        scene = Scene(files)
+        session_id = await scene.begin()
+        both = itertools.cycle([scene.late, scene.other])
+        replicas = itertools.islice(both, nth % 2, None)
+        writes: list[asyncio.Task[ETag | Conflict | bool]] = []
 
         async def begin(
-            writes: list[asyncio.Task[ETag | Conflict]] = writes,
-            replicas: tuple[Replica, ...] = (late, other),
-            nth: int = nth,
+            writes: list[asyncio.Task[ETag | Conflict | bool]] = writes,
+            replicas: Iterator[Replica] = replicas,
+            session_id: str = session_id,
         ) -> None:
-            writes += [
-                asyncio.create_task(put(replicas[(number + nth) % 2], key))
-                for number, key in enumerate(AMID)
-            ]
-            await asyncio.sleep(0.01)
+            for key, data in AMID.items():
+                writing = next(replicas).write(session_id, key, data)
+                writes.append(asyncio.create_task(writing))
+            await settle()
 
-        store.before_call(nth, begin)
-        made = await late.commit(session_id)
+        scene.store.before_call(nth, begin)
+        made = await scene.late.commit(session_id)
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        repo = await opened_by_library(memory, tmp_path / str(nth))
+        repo = await opened_by_library(scene.memory, tmp_path / str(nth))
         committed = repo.readonly_session(snapshot_id=made.snapshot_id).store
         for (key, data), outcome in zip(AMID.items(), outcomes, strict=False):
             found = await committed.get(key, prototype=default_buffer_prototype())
@@ -364,20 +335,9 @@ async def test_write_during_a_commit_is_included_or_refused(
     assert kinds == {str, errors.BusyError, errors.ConflictError}
 
 
-LATE_WRITES: Final = {"inline": b"\x0b" * 2, "native": b"\x0b" * 600, "gone": None}
-late_writes = pytest.mark.parametrize("data", LATE_WRITES.values(), ids=LATE_WRITES)
-
-
-async def write_late(scene: Scene, session_id: str, data: bytes | None) -> None:
-    """Write or delete the chunk 2 by the slow replica."""
-    store = await scene.late.enter(session_id)
-    if data is None:
-        await store.delete(ref("a/c/2"), expected=None)
-    else:
-        await store.put(ref("a/c/2"), [data], expected=None)
-
-
-@late_writes
+@pytest.mark.parametrize(
+    "data", [b"\x0b" * 2, b"\x0b" * 600, None], ids=["inline", "native", "gone"]
+)
 async def test_write_whose_session_is_committed_before_its_answer_is_in_the_commit(
     scene: Scene, data: bytes | None
 ) -> None:
@@ -385,24 +345,21 @@ async def test_write_whose_session_is_committed_before_its_answer_is_in_the_comm
     session_id = await scene.begin()
     scene.store.after("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
-    await write_late(scene, session_id, data)
+    await scene.late.write(session_id, "a/c/2", data)
 
-    committed = await contents(await scene.other.enter(session_id))
+    committed = await scene.other.contents(session_id)
     assert committed.get("a/c/2") == data
 
 
-@late_writes
-async def test_write_after_the_commit_of_its_session_is_refused(
-    scene: Scene, data: bytes | None
-) -> None:
+async def test_write_after_the_commit_of_its_session_is_refused(scene: Scene) -> None:
     """A write fails with ConflictError if its session is committed before its entry is stored."""
     session_id = await scene.begin()
     scene.store.before("put", f"{session_id}/", lambda: scene.other.commit(session_id))
 
     with pytest.raises(errors.ConflictError, match="committed before this write"):
-        await write_late(scene, session_id, data)
+        await scene.late.write(session_id, "a/c/2", b"\x0b" * 2)
 
-    committed = await contents(await scene.other.enter(session_id))
+    committed = await scene.other.contents(session_id)
     assert committed["a/c/2"] == b"\x05\x06"
 
 
@@ -410,14 +367,17 @@ async def test_write_waits_for_a_commit_that_another_request_finishes(
     scene: Scene, tmp_path: Path
 ) -> None:
     """A write whose session is sealed before its answer waits for the commit, which includes it."""
-    session_id = await scene.begin()
-    scene.store.after(
-        "put", f"{session_id}/", lambda: begin_to_commit(scene.other, session_id, "k")
-    )
+    session_id, is_sealed = await scene.begin(), asyncio.Event()
 
+    async def seal() -> None:
+        await begin_to_commit(scene.other, session_id, "k")
+        is_sealed.set()
+
+    scene.store.after("put", f"{session_id}/", seal)
     writing = asyncio.create_task(scene.put(scene.late, session_id, 2))
-    done, _ = await asyncio.wait([writing], timeout=0.05)
-    assert not done
+    await is_sealed.wait()
+    await settle()
+    assert not writing.done()
     await scene.other.commit(session_id, "k")
     await writing
     await scene.demand(tmp_path, 0, 1, 2, commits=1)
@@ -451,20 +411,18 @@ async def test_write_of_a_failing_replica_is_atomic(
         memory = stored(files)
         healthy = await Replica.of(memory)
         session_id = await healthy.begin()
-        before = await contents(await healthy.enter(session_id))
+        before = await healthy.contents(session_id)
         dying = Dying(memory, is_done=is_done)
-        store = await (await Replica.of(dying)).enter(session_id)
+        doomed = await Replica.of(dying)
+        await doomed.enter(session_id)
         dying.left = nth
         is_acknowledged = True
         try:
-            if data is None:
-                await store.delete(ref(key), expected=None)
-            else:
-                await store.put(ref(key), [data], expected=None)
+            await doomed.write(session_id, key, data)
         except ShardgateError:
             is_acknowledged = False
 
-        after = await contents(await healthy.enter(session_id))
+        after = await healthy.contents(session_id)
         assert after != before if is_acknowledged else True
         assert (after.get(key) == data) or (not is_acknowledged and after == before)
         made = await healthy.commit(session_id)
@@ -482,25 +440,16 @@ async def test_commit_of_a_failing_replica_is_made_once(
     """A commit whose replica fails at any call is made once when another replica repeats it."""
     nth, is_dead = 0, True
     while is_dead:
-        memory = stored(files, clock := Clock(time.time()))
-        healthy = await Replica.of(memory, clock)
-        session_id = await healthy.begin()
-        store = await healthy.enter(session_id)
-        await store.put(ref("a/c/1"), [b"\x09\x09"], expected=None)
-        await store.put(ref("a/c/2"), [b"\x09" * 600], expected=None)
-        before = await contents(store)
-        dying = Dying(memory, is_done=is_done)
-        doomed, acknowledged = await Replica.of(dying, clock), None
+        scene = Scene(files)
+        session_id = await scene.begin()
+        dying = Dying(scene.memory, is_done=is_done)
+        doomed, acknowledged = await Replica.of(dying, scene.clock), None
         dying.left = nth
         with suppress(ShardgateError):
             acknowledged = await doomed.commit(session_id)
-        made = await healthy.commit(session_id)
+        made = await scene.other.commit(session_id)
 
         assert acknowledged in (None, made)
-        assert await contents(await healthy.enter(session_id)) == before
-        repo = await opened_by_library(memory, tmp_path / str(nth))
-        history = [each.id for each in repo.ancestry(branch="main")]
-        assert len(history) == 3
-        assert history[0] == made.snapshot_id
+        await scene.demand(tmp_path / str(nth), 0, 1, commits=1)
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 8

@@ -21,13 +21,63 @@ LARGE: Final = 5 * 1024**2
 """Size of a chunk that is streamed."""
 
 
-class Opened(NamedTuple):
-    """A session of a repository with virtual references."""
+ARRAYS: Final = {"plain": None, "sharded": (4,), "lost": None}
+"""Shape of the shards of each array; tests damage the last one."""
+
+
+class Service(NamedTuple):
+    """A service of a repository that refers to chunks and shards in an archive."""
 
     client: httpx.Client
-    session_id: str
     archive: Path
     repo: icechunk.Repository
+    base: str
+    """Snapshot of ``main``."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
+    """Serve the repository, from which sessions on branches of their own begin."""
+    folder = tmp_path_factory.mktemp("store")
+    archive = folder / "archive"
+    prefix = f"{archive.as_uri()}/"
+    config = icechunk.RepositoryConfig()
+    store = icechunk.local_filesystem_store(str(archive))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
+    storage = icechunk.local_filesystem_storage(str(folder / "repo"))
+    allowed: Any = {prefix: icechunk.credentials.LocalFileSystemAccess}
+    repo = icechunk.Repository.create(storage, config, authorize_virtual_chunk_access=allowed)
+    repo.save_config()
+    session = repo.writable_session("main")
+    group = zarr.create_group(session.store)
+    options: Any = {"shape": (8,), "chunks": (2,), "dtype": "u1", "compressors": None}
+    for name, shards in ARRAYS.items():
+        zarr.create_array(archive / name, shards=shards, **options)[:] = np.arange(1, 9)
+        group.create_array(name, shards=shards, **options)
+        for file in (archive / name / "c").iterdir():
+            key, size = f"{name}/c/{file.name}", file.stat().st_size
+            session.store.set_virtual_ref(key, file.as_uri(), offset=0, length=size)
+    base = session.commit("virtual")
+    dataset = DatasetSettings(
+        url=(folder / "repo").as_uri(),
+        writable=True,
+        virtual_chunk_prefixes=(VirtualPrefix(url=prefix),),
+    )
+    with client_of(Settings(datasets={"data": dataset})) as client:
+        yield Service(client, archive, repo, base)
+
+
+class Opened:
+    """A session on a new branch."""
+
+    def __init__(self, service: Service, branch: str) -> None:
+        self.client = service.client
+        self.archive = service.archive
+        self._repo = service.repo
+        self._branch = branch
+        service.repo.create_branch(branch, service.base)
+        begun = service.client.post(SESSIONS, json={"branch": branch})
+        self.session_id = begun.json()["session_id"]
 
     def url(self, key: str) -> str:
         """Return the path of *key* in the session."""
@@ -38,7 +88,7 @@ class Opened(NamedTuple):
         url = f"{SESSIONS}/{self.session_id}/commit"
         answer = self.client.post(url, json={"message": "changed"})
         assert answer.status_code == 201, answer.text
-        return values(self.repo.readonly_session("main").store, name)
+        return values(self._repo.readonly_session(self._branch).store, name)
 
 
 def values(store: Any, name: str) -> list[int]:
@@ -48,38 +98,9 @@ def values(store: Any, name: str) -> list[int]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Generator[Opened]:
-    """Begin a session of a repository that refers to the chunks, and shards, of two arrays."""
-    archive, folder = tmp_path / "archive", tmp_path / "repo"
-    for name, shards in (("plain", None), ("sharded", (4,))):
-        made = zarr.create_array(
-            archive / name, shape=(8,), chunks=(2,), shards=shards, dtype="u1", compressors=None
-        )
-        made[:] = np.arange(1, 9)
-    prefix = f"{archive.as_uri()}/"
-    config = icechunk.RepositoryConfig()
-    store = icechunk.local_filesystem_store(str(archive))
-    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
-    storage = icechunk.local_filesystem_storage(str(folder))
-    allowed: Any = {prefix: icechunk.credentials.LocalFileSystemAccess}
-    repo = icechunk.Repository.create(storage, config, authorize_virtual_chunk_access=allowed)
-    repo.save_config()
-    session = repo.writable_session("main")
-    group = zarr.create_group(session.store)
-    for name, shards in (("plain", None), ("sharded", (4,))):
-        group.create_array(
-            name, shape=(8,), chunks=(2,), shards=shards, dtype="u1", compressors=None
-        )
-        for file in sorted((archive / name / "c").iterdir()):
-            key, size = f"{name}/c/{file.name}", file.stat().st_size
-            session.store.set_virtual_ref(key, file.as_uri(), offset=0, length=size)
-    session.commit("virtual")
-    dataset = DatasetSettings(
-        url=folder.as_uri(), writable=True, virtual_chunk_prefixes=(VirtualPrefix(url=prefix),)
-    )
-    with client_of(Settings(datasets={"data": dataset})) as client:
-        session_id = client.post(SESSIONS, json={}).json()["session_id"]
-        yield Opened(client, session_id, archive, repo)
+def opened(service: Service, request: pytest.FixtureRequest) -> Opened:
+    """Begin a session."""
+    return Opened(service, request.node.name)
 
 
 @pytest.mark.parametrize("name", ["plain", "sharded"])
@@ -124,17 +145,16 @@ def test_virtual_chunk_is_replaced_and_deleted_in_a_session(opened: Opened, name
     assert values(opened.archive, name) == list(range(1, 9)), "the archive is as it was"
 
 
-@pytest.mark.parametrize("data", [b"x", None])
-def test_lost_virtual_chunk_is_damage_in_a_session(opened: Opened, data: bytes | None) -> None:
+def test_lost_virtual_chunk_is_damage_in_a_session(opened: Opened) -> None:
     """A virtual chunk whose object is shorter than its reference, or missing, is 424."""
-    file = opened.archive / "plain/c/3"
-    file.unlink()
-    if data is not None:
-        file.write_bytes(data)
-    answer = opened.client.get(opened.url("plain/c/3"))
+    short, missing = opened.archive / "lost/c/0", opened.archive / "lost/c/1"
+    short.write_bytes(b"x")
+    missing.unlink()
+    for file in (short, missing):
+        answer = opened.client.get(opened.url(f"lost/c/{file.name}"))
 
-    assert answer.status_code == 424
-    assert answer.json()["detail"].startswith(f"{file.as_uri()}: is missing or has changed")
+        assert answer.status_code == 424
+        assert answer.json()["detail"].startswith(f"{file.as_uri()}: is missing or has changed")
 
 
 def test_large_chunk_is_streamed_from_a_session(opened: Opened) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,11 +22,14 @@ from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.snapshot import StoredSnapshotDecoder
 from shardgate.icechunk.commit import CommitRequest, CommitResult
-from shardgate.model import ObjectRef
-from shardgate.storage.memory import MemoryStore
 from tests.support.files import read_files
-from tests.support.icechunk.sessions.replicas import ROOT, Replica, opened_by_library, stored
-from tests.support.read.stores import CallOn, Tapped
+from tests.support.icechunk.sessions.replicas import (
+    ROOT,
+    Counting,
+    Replica,
+    opened_by_library,
+    stored,
+)
 from tests.support.repositories import ROOT_ID
 
 CHUNKS: Final = 8
@@ -51,19 +53,6 @@ def new_files() -> Mapping[str, bytes]:
             group.create_array(name, shape=(CHUNKS,), **options)[:] = 0
         session.commit("first")
         return read_files(Path(folder))
-
-
-class Counting(Tapped):
-    """A store that counts its calls by method and folder."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.calls = Counter[tuple[str, str]]()
-
-    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
-        """Count the call."""
-        self.calls[name, ref.key.partition("/")[0]] += 1
-        return await call()
 
 
 @dataclass(frozen=True)
@@ -149,12 +138,15 @@ class TrainRepository:
         """Return the snapshot of ``main``."""
         return (await self.library()).lookup_branch("main")
 
-    async def expect(self, *updates: Update) -> icechunk.Repository:
+    async def expect(
+        self, *updates: Update, repo: icechunk.Repository | None = None
+    ) -> icechunk.Repository:
         """Assert that exactly the commits of *updates*, in this order, were made since the first.
 
-        The library must read the parents, the diff and the operation of each, and all values.
+        The library must read the parents, the diff and the operation of each, and all values, from
+        the opened copy *repo* if that is given.
         """
-        repo = await self.library()
+        repo = repo or await self.library()
         history = consistent_history(repo)
         assert [each.message for each in history[2:]] == [update.key for update in updates]
         line = [each.id for each in history]

@@ -103,10 +103,6 @@ class Peer:
         (self.folder / "snapshots" / self.tip()).write_bytes(written)
         self.reopen()
 
-    def document(self, path: str) -> bytes:
-        """Read the metadata of a node."""
-        return self.node(path).document
-
     def get(self, key: str) -> bytes | None:
         """Return the value of *key* as the library reads it."""
         return read(self.repository.readonly_session("main"), key)

@@ -43,9 +43,3 @@ class Served(Container):
         found = await super().locate(key)
         assert isinstance(found, Referenced)
         return found
-
-    @property
-    def folders(self) -> list[str]:
-        """Folders of the files that were read, without markers of other formats."""
-        others = {"zarr.json", "info", "refs"}
-        return [folder for key in self.keys if (folder := key.partition("/")[0]) not in others]

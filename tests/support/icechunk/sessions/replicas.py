@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -25,11 +26,12 @@ from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.icechunk.trains import Committer
-from shardgate.model import ObjectRef
+from shardgate.model import ETag, ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.storage.contract import Conflict
 from shardgate.storage.memory import MemoryStore
 from tests.support.files import read_files
 from tests.support.read.stores import CallOn, Tapped
@@ -67,6 +69,19 @@ async def opened_by_library(store: MemoryStore, folder: Path) -> icechunk.Reposi
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(found.data)
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(folder)))
+
+
+class Counting(Tapped):
+    """A store that counts its calls by method and folder."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.calls = Counter[tuple[str, str]]()
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Count the call."""
+        self.calls[name, ref.key.partition("/")[0]] += 1
+        return await call()
 
 
 class Dying(Tapped):
@@ -156,6 +171,23 @@ class Replica:
         """Open a session as each request does."""
         return await self.sessions.open(self.opened.repository, session_id, self.opened.fetch)
 
+    async def write(self, session_id: str, key: str, data: bytes | None) -> ETag | Conflict | bool:
+        """Write a key of a session, or delete it if there is no *data*."""
+        store = await self.enter(session_id)
+        ref = ObjectRef("", key)
+        if data is None:
+            return await store.delete(ref, expected=None)
+        return await store.put(ref, [data], expected=None)
+
+    async def contents(self, session_id: str) -> dict[str, bytes]:
+        """Read all listed keys of a session."""
+        store, found = await self.enter(session_id), dict[str, bytes]()
+        async for each in store.list(ObjectRef("", "")):
+            read: Any = await store.get(each.ref)
+            assert len(read.data) == each.size
+            found[each.ref.key] = read.data
+        return found
+
     async def commit(
         self,
         session_id: str,
@@ -189,18 +221,3 @@ def document(*shape: int) -> bytes:
     if not shape:
         return GROUP
     return json.dumps(array_document(shape, (2,) * len(shape))).encode()
-
-
-def ref(key: str) -> ObjectRef:
-    """Return the name of a key of a session; its bucket is ignored."""
-    return ObjectRef("session", key)
-
-
-async def contents(store: SessionStore) -> dict[str, bytes]:
-    """Read all listed keys."""
-    found = {}
-    async for each in store.list(ref("")):
-        read: Any = await store.get(each.ref)
-        assert len(read.data) == each.size
-        found[each.ref.key] = read.data
-    return found

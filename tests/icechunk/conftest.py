@@ -1,4 +1,4 @@
-"""The repository that the tests of sessions start from."""
+"""The repository that tests of sessions start from."""
 
 from collections.abc import Mapping
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 import pytest
 import trustme
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -69,7 +69,9 @@ def _be_patient() -> None:
 
 
 _be_patient()
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile(
+    "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 

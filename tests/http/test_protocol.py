@@ -1,6 +1,7 @@
 """`shardgate.http.protocol`: plain GETs and requests of ASGI are answered alike, on raw sockets."""
 
 import asyncio
+import inspect
 import socket
 import threading
 import time
@@ -10,7 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httptools
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.server import ServerState
+from uvicorn.supervisors import Multiprocess
 
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
@@ -386,3 +396,36 @@ def test_response_is_finished_at_shutdown() -> None:
         _, headers, body = _read_answer(client)
 
     assert (headers[b"connection"], body) == (b"close", CHUNK)
+
+
+def test_uvicorn_has_the_private_members_that_are_relied_on() -> None:
+    """The protocol's class of uvicorn has the private members that are relied on.
+
+    Check this first when raising its cap in ``pyproject.toml``.
+    """
+    overridden = {name for name in vars(GatewayProtocol) if name in vars(HttpToolsProtocol)}
+    config = uvicorn.Config(lambda: None, interface="asgi3", http=GatewayProtocol, log_config=None)
+    protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.new_event_loop())
+    protocol.loop.close()
+    cycle = inspect.signature(RequestResponseCycle.__init__).parameters
+
+    assert overridden >= {
+        "__init__", "connection_made", "connection_lost", "data_received", "on_message_begin",
+        "on_header", "on_headers_complete", "on_body", "on_message_complete", "pause_writing",
+        "resume_writing", "_start_asgi_task", "on_response_complete", "timeout_keep_alive_handler",
+    }  # fmt: skip
+    assert vars(protocol).keys() >= {
+        "app", "client", "connections", "cycle", "expect_100_continue", "flow", "headers", "loop",
+        "parser", "pipeline", "scope", "server_state", "tasks", "timeout_keep_alive",
+        "timeout_keep_alive_task", "transport",
+    }  # fmt: skip
+    assert "_unset_keepalive_if_required" in dir(protocol)
+    assert isinstance(protocol.parser, httptools.HttpRequestParser)
+    assert isinstance(protocol.server_state.default_headers, list)
+    assert {"scope", "keep_alive", "message_event", "expect_100_continue"} <= cycle.keys()
+    assert set(RequestResponseCycle.__init__.__code__.co_names) >= {
+        "disconnected", "response_started", "response_complete", "waiting_for_100_continue",
+    }  # fmt: skip
+    assert STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n"
+    assert {"startup", "handle_exit"} <= vars(uvicorn.Server).keys()
+    assert {"init_processes", "terminate_all"} <= vars(Multiprocess).keys()

@@ -24,6 +24,7 @@ from uvicorn.supervisors import Multiprocess
 
 from shardgate.errors import TruncatedReadError
 from shardgate.http.gateway import Gateway
+from shardgate.http.protocol import GatewayProtocol
 from shardgate.http.request import Answer, Exchange, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
 from shardgate.settings import Settings

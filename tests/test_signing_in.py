@@ -9,10 +9,8 @@ import stat
 import subprocess
 import sys
 import termios
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, NamedTuple
@@ -148,33 +146,28 @@ def run(url: str, variables: dict[str, str], **options: Any) -> subprocess.Compl
 def test_command_prints_the_header_and_keeps_the_token(
     service: Service, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    """The command signs in by the browser, and prints a header that reads; again without one."""
+    """The command signs in by the browser, and prints a header that reads; again without one, until
+    the service no longer takes the token, which another sign-in replaces.
+    """
     first = run(service.url, variables)
     again = run(f"{service.url}/", variables | {"BROWSER": "false %s"})
     name, value = first.stdout.strip().split(": ")
     file = tmp_path / "config/shardgate/tokens.json"
-
-    assert httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value}).is_success
-    assert (again.stdout, again.stderr) == (first.stdout, "")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert [each.name for each in file.parent.iterdir()] == [file.name]
-
-
-def test_token_that_has_ended_is_replaced(
-    service: Service, variables: dict[str, str], tmp_path: Path
-) -> None:
-    """A kept token that the service no longer takes is replaced by another sign-in."""
-    first = run(service.url, variables)
-    file = tmp_path / "config/shardgate/tokens.json"
+    read = httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value})
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (file, file.parent)]
+    files = [each.name for each in file.parent.iterdir()]
     kept = json.loads(file.read_text())
     kept[service.url]["token"] += "a"
     file.write_text(json.dumps(kept))
-    again = run(service.url, variables)
+    replaced = run(service.url, variables)
 
-    assert again.returncode == 0
-    assert again.stdout != first.stdout.replace("\n", "a\n")
-    assert json.loads(file.read_text())[service.url]["token"] in again.stdout
+    assert read.is_success
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+    assert modes == [0o600, 0o700]
+    assert files == [file.name]
+    assert replaced.returncode == 0
+    assert f"{kept[service.url]['token']}\n" not in replaced.stdout
+    assert json.loads(file.read_text())[service.url]["token"] in replaced.stdout
 
 
 def test_documented_program_reads_with_the_header(
@@ -193,17 +186,13 @@ def test_documented_program_reads_with_the_header(
     np.testing.assert_array_equal(found["by_tensorstore"].read().result(), stored)
 
 
-def test_code_is_entered_without_a_browser(service: Service) -> None:
-    """The address shows a code, which the command takes on a machine without a browser."""
-    said: list[str] = []
-    token = sign_in(service.url, said.append, lambda: code_in(browse(said[0].split()[-1])))
-
-    assert token.is_valid
-    assert is_accepted(service.url, token)
-
-
-def test_entered_code_prints_the_header_alone(service: Service, variables: dict[str, str]) -> None:
-    """The output of `--no-browser` is the header alone, which programs read."""
+def test_entered_code_prints_the_header_alone(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """The output of `--no-browser` is the header alone, which programs read, even if the user has
+    no place for the token, which the command tells.
+    """
+    (tmp_path / "config").write_text("")
     command = [sys.executable, "-m", "shardgate", "login", service.url, "--no-browser"]
     with subprocess.Popen(
         command, env=variables, text=True,
@@ -211,9 +200,13 @@ def test_entered_code_prints_the_header_alone(service: Service, variables: dict[
     ) as process:  # fmt: skip
         assert process.stderr
         address = [process.stderr.readline() for _ in range(2)][1].strip()
-        output, _ = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
+        output, told = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
 
-    assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
+    assert "The token is not kept: " in told
+    assert "tokens.json: Not a directory" in told
+    header = re.fullmatch(r"Authorization: Bearer (\S+)\n", output)
+    assert header
+    assert is_accepted(service.url, KeptToken(header[1], ""))
 
 
 def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
@@ -298,36 +291,6 @@ def test_code_of_another_command_is_refused(service: Service) -> None:
         sign_in(service.url, lambda _: None, lambda: code)
 
 
-@pytest.mark.parametrize("code", ["", "a", "a.b.c"])
-def test_wrong_code_is_refused(service: Service, code: str) -> None:
-    """A text that is no code is refused."""
-    with pytest.raises(ForbiddenError):
-        sign_in(service.url, lambda _: None, lambda: code)
-
-
-def test_page_of_a_code_warns(service: Service) -> None:
-    """The page with a code says when to enter it, and to give it to nobody."""
-    page = browse(service.command_url(challenge=_CHALLENGE))
-
-    assert "only if you have just started" in page
-    assert "Give it to nobody" in page
-
-
-def test_code_ends_with_its_session(service: Service) -> None:
-    """A code is worth nothing after its owner has signed out."""
-    verifier = "a" * 43
-    challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
-    statuses = []
-    with httpx.Client(follow_redirects=True, timeout=60) as client:
-        page = html.unescape(client.get(service.command_url(challenge=challenge)).text)
-        for _ in range(2):
-            sent = {"code": code_in(page), "verifier": verifier}
-            statuses.append(client.post(f"{service.url}/login/token", json=sent).status_code)
-            client.post(f"{service.url}/login/end")
-
-    assert statuses == [200, 403]
-
-
 def test_code_has_no_token(service: Service) -> None:
     """A code, which browsers remember, opens no data, and neither do texts that it is made of."""
     code = code_in(browse(service.command_url(challenge=_CHALLENGE)))
@@ -338,13 +301,19 @@ def test_code_has_no_token(service: Service) -> None:
     assert [is_accepted(service.url, KeptToken(text, "")) for text in texts] == [False] * len(texts)
 
 
-def test_browser_is_sent_to_this_machine_only(service: Service) -> None:
-    """The page links to the port of the command on this machine, after the person has agreed."""
-    page = browse(service.command_url(challenge=_CHALLENGE, port=54321))
+def test_page_at_the_end_warns(service: Service) -> None:
+    """The page with a code says when to enter it, and to give it to nobody; that for a port of this
+    machine links to it, and says when to follow the link.
+    """
+    with_code, with_link = (
+        browse(service.command_url(challenge=_CHALLENGE, **port)) for port in ({}, {"port": 54321})
+    )
 
-    assert urlsplit(link_in(page)).netloc == "127.0.0.1:54321"
-    assert "Only if you have just started" in page
-    assert 'data-message=""' in page
+    assert "only if you have just started" in with_code
+    assert "Give it to nobody" in with_code
+    assert "Only if you have just started" in with_link
+    assert urlsplit(link_in(with_link)).netloc == "127.0.0.1:54321"
+    assert 'data-message=""' in with_link
 
 
 @pytest.mark.parametrize(
@@ -386,52 +355,32 @@ def test_page_cannot_begin_for_a_command(service: Service, headers: dict[str, st
     assert "set-cookie" not in response.headers
 
 
-def test_listener_waits_for_the_right_code() -> None:
-    """Requests of others do not end the wait: of no code, and of a wrong one."""
+def test_listener_waits_for_the_right_code(capfd: pytest.CaptureFixture[str]) -> None:
+    """Requests of others do not end the wait: of no code, and of a wrong one. A service that cannot
+    be reached when the browser comes is told there, and asked again.
+    """
+    failures = [ConfigurationError("unplugged")]
 
     def redeem(code: str) -> KeptToken:
         if code != "right":
             raise ForbiddenError(code)
+        if failures:
+            raise failures.pop()
         return KeptToken("token", "")
 
-    statuses: list[int] = []
-    paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right")
+    pages: list[httpx.Response] = []
+    paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right", "?code=right")
     with _Listener(redeem) as listener:
         url = f"http://127.0.0.1:{listener.server_port}/"
-
-        def visit() -> None:
-            statuses.extend(httpx.get(url + path).status_code for path in paths)
-
-        visitor = Thread(target=visit)
+        visitor = Thread(target=lambda: pages.extend(httpx.get(url + path) for path in paths))
         visitor.start()
         token = listener.wait()
         visitor.join()
 
     assert token.token == "token"
-    assert statuses == [400, 400, 400, 200]
-
-
-def test_listener_waits_for_a_service_that_cannot_be_reached(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """A service that cannot be reached when the browser comes is told there, and asked again."""
-    failures = [ConfigurationError("unplugged")]
-
-    def redeem(_: str) -> KeptToken:
-        if failures:
-            raise failures.pop()
-        return KeptToken("token", "")
-
-    pages: list[str] = []
-    with _Listener(redeem) as listener:
-        url = f"http://127.0.0.1:{listener.server_port}/?code=a"
-        visitor = Thread(target=lambda: pages.extend(httpx.get(url).text for _ in range(2)))
-        visitor.start()
-        listener.wait()
-        visitor.join()
-
-    assert "cannot be reached" in pages[0]
-    assert "You are signed in" in pages[1]
+    assert [page.status_code for page in pages] == [400, 400, 400, 400, 200]
+    assert "cannot be reached" in pages[3].text
+    assert "You are signed in" in pages[4].text
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -443,66 +392,54 @@ def test_answer_that_is_no_token_is_refused(token: str) -> None:
         sign_in(listener.url, lambda _: None, lambda: "code")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("SSL_CERT_FILE", "/nowhere"), ("ALL_PROXY", "ftp://127.0.0.1:1")]
-)
-def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Certificates or a proxy of the environment that cannot be used are an error in words."""
-    monkeypatch.setenv(name, value)
+def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates of the environment that cannot be used are an error in words."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
 
     with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
         sign_in("https://127.0.0.1:1", print, str)
 
 
-def test_refusal_of_the_service_is_told() -> None:
-    """A service that refuses the first request is told in its own words."""
-    listener = Listener(_Service, lambda *_: (421, {"detail": "server.hosts does not name this"}))
-    with listener.running(), pytest.raises(ForbiddenError, match=r"server\.hosts does not name"):
+@pytest.mark.parametrize(
+    ("status", "document", "reason"),
+    [
+        (421, {"detail": "server.hosts does not name this"}, r"server\.hosts does not name"),
+        (421, [], "the service answers 421"),
+        (404, {"detail": "not found"}, "does not offer sign-in"),
+    ],
+)
+def test_refusal_of_the_service_is_told(status: int, document: object, reason: str) -> None:
+    """A service that refuses the first request is told in its own words, one without sign-in in
+    others.
+    """
+    listener = Listener(_Service, lambda *_: (status, document))
+    with listener.running(), pytest.raises(ForbiddenError, match=reason):
         sign_in(listener.url, print, str)
 
 
-def test_machine_without_a_browser_is_told(service: Service, variables: dict[str, str]) -> None:
-    """Where no browser opens, the command names the option for a browser elsewhere."""
-    command = [sys.executable, "-m", "shardgate", "login", service.url]
-    environment = variables | {"BROWSER": "false %s"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        told = [process.stderr.readline() for _ in range(3)][2]
-        process.kill()
-
-    assert "--no-browser" in told
-
-
-def test_token_that_cannot_be_kept_is_printed(
-    service: Service, variables: dict[str, str], tmp_path: Path
+def test_machine_without_a_browser_is_told(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token that the user has no place for is printed, and the command says why."""
-    (tmp_path / "config").write_text("")
-    done = run(service.url, variables)
+    """Where no browser opens, the command names the option for a browser elsewhere, and waits."""
 
-    assert done.returncode == 0
-    assert done.stdout.startswith("Authorization: Bearer ")
-    assert "The token is not kept: " in done.stderr
-    assert "tokens.json: Not a directory" in done.stderr
+    def visit(address: str) -> None:
+        httpx.get(link_in(browse(address)))
 
+    def fail_to_open(address: str) -> bool:
+        Thread(target=visit, args=(address,)).start()
+        return False
 
-def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:
-    """A service that cannot be reached is an error of one line."""
-    done = run("http://127.0.0.1:1", variables)
+    monkeypatch.setattr("webbrowser.open", fail_to_open)
+    said: list[str] = []
 
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("shardgate: error: http://127.0.0.1:1/auth_info: ")
-    assert done.stderr.count("\n") == 1
+    assert is_accepted(service.url, sign_in(service.url, said.append))
+    wait_until(lambda: any("--no-browser" in text for text in said))
 
 
-def test_service_without_sign_in_is_told(tmp_path: Path) -> None:
-    """A service without sign-in is an error in words."""
-    datasets = {"open": DatasetSettings(url=str(tmp_path))}
-    with serving(Settings(datasets=datasets)) as url, pytest.raises(ForbiddenError) as caught:
-        sign_in(url, print, str)
-
-    assert "does not offer sign-in" in str(caught.value)
+def test_unreachable_service_is_told() -> None:
+    """A service that cannot be reached is an error with the URL."""
+    with pytest.raises(ConfigurationError, match=r"^http://127\.0\.0\.1:1/auth_info: "):
+        sign_in("http://127.0.0.1:1", print, str)
 
 
 def later(seconds: float) -> str:

@@ -210,15 +210,6 @@ def test_shard_headers_of_private_and_unknown_datasets_are_alike(
     assert told[0].keys() == told[1].keys()
 
 
-def test_missing_signed_body_is_refused(people: People) -> None:
-    """A request that declares the digest of a body, and sends none, fails with 400."""
-    digest = hashlib.sha256(b'{"dataset": "private"}').hexdigest()
-    answer = people.ask("POST", "/api/tokens", "ana", headers={"x-amz-content-sha256": digest})
-
-    detail = "the body does not match x-amz-content-sha256"
-    assert (answer.status_code, answer.json()["detail"]) == (400, detail)
-
-
 @pytest.mark.parametrize(
     ("path", "given"),
     [
@@ -269,10 +260,9 @@ def test_public_paths_ignore_wrong_credentials(people: People) -> None:
 
 
 @pytest.mark.parametrize("tilde", ["~", "%7E", "%7e"])
-@pytest.mark.parametrize("who", ["ana", "bob"])
-def test_token_in_the_path_is_accepted(people: People, who: str, tilde: str) -> None:
+def test_token_in_the_path_is_accepted(people: People, tilde: str) -> None:
     """A percent-encoded token in the path, after `~`, gives its caller's rights."""
-    path = f"/{tilde}{quote(TOKENS[who], safe='')}/private/{KEY}"
+    path = f"/{tilde}{quote(TOKENS['bob'], safe='')}/private/{KEY}"
 
     assert [people.ask("GET", path).content for _ in range(2)] == [TEXT, TEXT]
 

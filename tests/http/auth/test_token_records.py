@@ -179,7 +179,6 @@ async def test_list_has_the_tokens_that_expire_last() -> None:
 
 async def test_end_during_a_refresh_is_kept() -> None:
     """A token that ends here while the others are being read has ended afterwards as well."""
-
     store = HookedStore()
     records = records_of(store, Clock(NOW))
     store.after_list = partial(records.end, "one", NOW + 60)

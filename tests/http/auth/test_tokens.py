@@ -265,8 +265,8 @@ def test_bearer_of_a_made_token_makes_sees_and_revokes_none(people: People) -> N
 def test_replicas_share_records_of_tokens(
     kind: str, tmp_path: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica lists the tokens of another one, if both have the same `tokens.url`, and refuses one
-    that it has served after the other one has revoked it.
+    """A replica lists the tokens of another one, if both have the same `tokens.url`, and refuses
+    one that it has served after the other one has revoked it.
     """
     monkeypatch.setattr("shardgate.http.auth.token_records.CHECKED_S", 0.2)
     s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}

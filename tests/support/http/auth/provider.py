@@ -94,8 +94,8 @@ class Provider:
         self.refusal: tuple[int, Any] | None = None
         """Answer to each request for tokens."""
         self.device: dict[str, Any] | None = {}
-        """Changes of the answer to a device that begins a sign-in, of which `None` removes a member;
-        `None` instead of them refuses it.
+        """Changes of the answer to a device that begins a sign-in, of which `None` removes one;
+        `None` in their place refuses it.
         """
         self.waiting: list[str] = []
         """Errors for a device before its person has signed in."""

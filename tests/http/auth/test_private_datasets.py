@@ -5,7 +5,7 @@ import secrets
 import sys
 from collections.abc import Generator
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
@@ -14,8 +14,8 @@ import pytest
 import zarr
 from botocore import UNSIGNED
 
-from shardgate.http.asgi import AsgiApp, AsgiExchange
-from shardgate.http.request import Request, Response
+from shardgate.http.asgi import AsgiApp
+from shardgate.http.request import Request
 from shardgate.main import create_app
 from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
@@ -79,54 +79,40 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> AsgiApp:
 
 
 async def functions_entered(
-    app: AsgiApp, method: str, path: str, authorization: bytes | None
+    app: AsgiApp, method: str, path: str, headers: dict[str, str]
 ) -> list[str]:
     """List the functions of the service that one request enters, in their order."""
-    headers = {b"host": b"localhost", b"content-length": b"0"}
-    if authorization is not None:
-        headers[b"authorization"] = authorization
     entered: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and "/app/" in frame.f_code.co_filename:
             entered.append(frame.f_code.co_qualname)
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(_: dict[str, Any]) -> None:
-        pass
-
-    raw_path, _, query = path.encode().partition(b"?")
-    scope = {
-        "type": "http", "method": method, "path": path.partition("?")[0], "raw_path": raw_path,
-        "query_string": query, "headers": list(headers.items()), "client": ("192.0.2.1", 1),
-        "http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": "",
-    }  # fmt: skip
-    sys.setprofile(note)
-    try:
-        answer = None
-        if method == "GET" and not query:
-            answer = app.answer(Request("GET", raw_path, [], headers, b"192.0.2.1"))
-        if answer is None:
-            await app(scope, receive, send)
-        elif not isinstance(answer, Response):
-            await answer(AsgiExchange(send, None, []))
-    finally:
-        sys.setprofile(None)
+    sent = {name.encode(): value.encode() for name, value in headers.items()}
+    transport = httpx.ASGITransport(app, client=("192.0.2.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        sys.setprofile(note)
+        try:
+            if method == "GET" and "?" not in path:  # as the server does, for answers from memory
+                sent[b"host"] = b"localhost"
+                app.answer(Request("GET", path.encode(), [], sent, b"192.0.2.1"))
+            await client.request(method, path, headers=headers)
+        finally:
+            sys.setprofile(None)
     return entered
 
 
-@pytest.mark.parametrize("authorization", [None, b"Bearer token-of-eve", b"Bearer none"])
+@pytest.mark.parametrize("token", [None, TOKENS["eve"], "none"])
 @pytest.mark.parametrize(("method", "path"), [*REQUESTS, ("GET", "/_shard/{}/text.txt")])
 async def test_private_dataset_takes_the_work_of_an_unknown_one(
-    app: AsgiApp, method: str, path: str, authorization: bytes | None
+    app: AsgiApp, method: str, path: str, token: str | None
 ) -> None:
     """A request for a private dataset calls the same functions as one for an unknown one."""
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     async def work_for(name: str) -> list[str]:
         for _ in range(2):  # the first one fills caches
-            entered = await functions_entered(app, method, path.format(name), authorization)
+            entered = await functions_entered(app, method, path.format(name), headers)
         return entered
 
     private = await work_for("private")

@@ -470,10 +470,3 @@ def test_file_keeps_tokens_of_several_services(tmp_path: Path) -> None:
     assert file.get("https://a") is not None
     assert file.get("https://b") is None
     assert file.get("https://c") is None
-
-
-def test_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """A configuration directory that cannot be made is an error with its path."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"file/tokens\.json"):
-        TokenFile(tmp_path / "file/tokens.json").put("https://a", KeptToken("a", later(60)))

@@ -253,17 +253,6 @@ def test_device_code_is_entered_elsewhere(
     assert pauses == [1, 1, 5]
 
 
-def test_refused_device_code_ends_the_command(
-    service: Service, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command ends with the reason if the person refuses at the issuer."""
-    monkeypatch.setattr(provider, "device", {})
-    provider.waiting = ["access_denied"]
-
-    with pytest.raises(ForbiddenError, match="access_denied"):
-        sign_in(service.url, lambda _: None, lambda: "", lambda _: None)
-
-
 @pytest.mark.parametrize("status", [0, 429, 502, 503, 504])
 def test_device_waits_longer_for_a_failing_service(status: int) -> None:
     """A service that fails for a moment is asked again, five seconds later than before."""

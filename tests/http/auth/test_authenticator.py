@@ -6,7 +6,6 @@ from math import inf
 
 import pytest
 
-from shardgate.errors import StorageUnavailableError
 from shardgate.http.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
@@ -60,21 +59,6 @@ async def test_token_is_accepted_in_a_header_or_a_path() -> None:
         assert await bearers.identify(shown) == ANA
 
     assert bearers.cached(b"secret") is bearers.cached(long) is None
-
-
-async def test_unavailable_issuer_refuses_no_token() -> None:
-    """While an issuer is unavailable its tokens fail with that error, and nothing is cached."""
-    failures = [StorageUnavailableError(ObjectRef("s3://a", "b"), "away")]
-
-    async def away(token: str) -> Identity | None:
-        if failures:
-            raise failures.pop()
-        return await known_until(inf)(token)
-
-    bearers = BearerTokens({}, [away])
-    with pytest.raises(StorageUnavailableError):
-        await bearers.identify(b"Bearer token")
-    assert await bearers.identify(b"Bearer token") == ANA
 
 
 SENT = b"Bearer secret"

@@ -164,15 +164,6 @@ def test_sign_in_ends_at_a_page_of_this_service(browser: Browser, page: str) -> 
     assert browser.client.get(back).headers["location"] == "/"
 
 
-def test_secret_dataset_stays_unknown_to_who_has_signed_in(browser: Browser) -> None:
-    """A dataset that the person may not read is indistinguishable from one that is not there."""
-    begin_session(browser)
-    known, unknown = (browser.client.get(f"/{name}/", headers=HTML) for name in ("secret", "nope"))
-
-    assert known.status_code == unknown.status_code == 404
-    assert known.text.replace("secret", "nope") == unknown.text
-
-
 @pytest.mark.parametrize(
     ("prefix", "port", "host", "expected"),
     [

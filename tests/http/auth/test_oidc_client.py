@@ -147,21 +147,6 @@ def test_refused_prompt_is_followed_by_a_login(prompt: str, error: str, followin
     assert next_prompt(prompt, error) == following
 
 
-@pytest.mark.parametrize(
-    "challenge", [{"code_challenge": "plain"}, {"code_challenge_method": "plain"}]
-)
-async def test_downgraded_challenge_is_noticed(
-    provider: Provider, challenge: dict[str, str]
-) -> None:
-    """A code that was asked for with another challenge is worth nothing to this service."""
-    attempt = Attempt.new()
-    async with open_flow(provider) as flow:
-        asked = query_of(await flow.begin(attempt, REDIRECT_URI))
-        location = provider.authorize(asked | challenge)
-        with pytest.raises(ForbiddenError, match="invalid_grant"):
-            await flow.finish(attempt, REDIRECT_URI, query_of(location))
-
-
 async def test_cookies_of_the_issuer_are_not_kept(provider: Provider) -> None:
     """The request for somebody's token has no cookie of the one before."""
     provider.cookies.clear()
@@ -254,19 +239,6 @@ async def test_issuer_that_fails_is_left_alone(provider: Provider) -> None:
         await flow.begin(Attempt.new(), REDIRECT_URI)
 
     assert len(provider.seen) == 2
-
-
-async def test_attempt_asks_for_one_token(provider: Provider) -> None:
-    """A second answer to an attempt is refused without a question to the issuer."""
-    attempt = Attempt.new()
-    answer = {"state": attempt.state, "code": "a"}
-    provider.forms.clear()
-    async with open_flow(provider) as flow:
-        for reason in ("invalid_grant", "is over"):
-            with pytest.raises(ForbiddenError, match=reason):
-                await flow.finish(attempt, REDIRECT_URI, answer)
-
-    assert len(provider.forms) == 1
 
 
 async def test_device_of_an_issuer_that_offers_none_is_refused(provider: Provider) -> None:

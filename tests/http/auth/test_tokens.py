@@ -10,9 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from joserfc import jws
-from joserfc.errors import BadSignatureError
-from joserfc.jwk import OctKey
 from pydantic import ValidationError
 
 from shardgate.errors import ConfigurationError, UnauthenticatedError
@@ -42,11 +39,6 @@ def minter(now: float = NOW) -> TokenMint:
     return TokenMint(TokenSettings(secret=SECRET), Datasets({}), records, lambda: now)
 
 
-def random_minter() -> TokenMint:
-    """Return a signer with the secret that each start makes."""
-    return TokenMint(TokenSettings(), Datasets({}), TokenRecords(MemoryStore(), RECORDS))
-
-
 @pytest.mark.parametrize("name", ["sso:ada", 'a"b', "ü", "a/b", "~em", "sso:ada\\"])
 async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
     """A signed token grants its caller the reading of its datasets until it expires."""
@@ -64,10 +56,7 @@ async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
 
 
 def test_a_token_is_short_and_fits_a_path() -> None:
-    """A token is short and needs no encoding in a path; repr shows neither it nor the secret.
-
-    The signing key is derived: the secret itself does not verify a token.
-    """
+    """A token is short and needs no encoding in a path; repr shows neither it nor the secret."""
     made = minter()
     minted = made.mint("sso:ada", ["em"], 60)
 
@@ -75,16 +64,17 @@ def test_a_token_is_short_and_fits_a_path() -> None:
     assert len(minted.token) < 220
     assert SECRET not in repr(made)
     assert minted.token not in repr(minted)
-    with pytest.raises(BadSignatureError):
-        jws.deserialize_compact(minted.token, OctKey.import_key(SECRET))
 
 
 async def test_each_start_makes_a_secret() -> None:
     """A service without a secret in its settings refuses the tokens of another one."""
-    token = random_minter().mint("ada", ["em"], 60).token
+    here, there = (
+        TokenMint(TokenSettings(), Datasets({}), TokenRecords(MemoryStore(), RECORDS))
+        for _ in range(2)
+    )
 
     with pytest.raises(UnauthenticatedError, match="not signed by this service"):
-        await random_minter().identify(token)
+        await there.identify(here.mint("ada", ["em"], 60).token)
 
 
 @contextmanager
@@ -167,16 +157,17 @@ def test_issued_token_reads_its_dataset_only(people: People) -> None:
     """A token reads its dataset, by path or header, and no other that its maker may read; for a
     dataset that its caller may not read none is made.
     """
-    made = [mint(people, {"dataset": name}).json() for name in ("private", "open")]
-    read = [
-        f"{each['paths'][name]}text.txt"
-        for each, name in zip(made, ("private", "open"), strict=True)
+    private, public = (mint(people, {"dataset": name}).json() for name in ("private", "open"))
+    read = people.ask("GET", f"{private['paths']['private']}text.txt")
+    statuses = [
+        people.ask(
+            "GET", "/private/text.txt", headers={"authorization": f"Bearer {each['token']}"}
+        ).status_code
+        for each in (private, public)
     ]
-    bearers = [{"authorization": f"Bearer {each['token']}"} for each in made]
-    by_header = [people.ask("GET", "/private/text.txt", headers=each) for each in bearers]
 
-    assert [people.ask("GET", path).content for path in read] == [TEXT, TEXT]
-    assert [answer.status_code for answer in by_header] == [200, 404]
+    assert read.content == TEXT
+    assert statuses == [200, 404]
     assert mint(people, {"dataset": "private"}, "eve").status_code == 404
 
 
@@ -188,21 +179,21 @@ def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
     private = DatasetSettings(url=str(tmp_path), read=("sso:lab",))
     with issuing() as issuer:
         issuer.server.fail(Fault.ERROR, path=JWKS)
-        configured = Settings(issuers={"sso": issuer.settings}, datasets={"em": private})
         tokens = [issuer.sign(), f"{spell({'alg': 'none'})}.{spell(issuer.claims())}."]
+        configured = Settings(issuers={"sso": issuer.settings}, datasets={"em": private})
         with client_of(configured) as client:
-            answers, forged = (
+            valid, forged = (
                 [
-                    client.get("/em/text.txt", headers={"authorization": f"Bearer {token}"}),
-                    client.post("/api/tokens", headers={"authorization": f"Bearer {token}"}),
+                    client.request(method, path, headers={"authorization": f"Bearer {token}"})
+                    for method, path in (("GET", "/em/text.txt"), ("POST", "/api/tokens"))
                 ]
                 for token in tokens
             )
 
     assert [answer.status_code for answer in forged] == [401, 401]
-    assert [answer.status_code for answer in answers] == [503, 503]
-    assert all("Retry-After" in answer.headers for answer in answers)
-    assert all(issuer.url not in answer.text for answer in answers)
+    assert [answer.status_code for answer in valid] == [503, 503]
+    assert all("Retry-After" in answer.headers for answer in valid)
+    assert all(issuer.url not in answer.text for answer in valid)
 
 
 def test_made_tokens_are_listed_without_their_text(people: People) -> None:

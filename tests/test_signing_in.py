@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 import zarr
 from pydantic import SecretStr
+from typer.testing import CliRunner, Result
 
+from shardgate.cli import app
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
 from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
@@ -53,6 +55,12 @@ def link_in(page: str) -> str:
     found = re.search(r'href="(http[^"]+)"', page)
     assert found, page
     return found[1]
+
+
+def visit(address: str) -> bool:
+    """Allow the command that has opened *address* to read."""
+    Thread(target=lambda: httpx.get(link_in(browse(address)))).start()
+    return True
 
 
 def code_in(page: str) -> str:
@@ -135,37 +143,37 @@ def variables(tmp_path: Path) -> dict[str, str]:
     return environ(BROWSER=f"{browser} %s", XDG_CONFIG_HOME=str(tmp_path / "config"), PATH=path)
 
 
-def run(url: str, variables: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "shardgate", "login", url]
-    return subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=False, timeout=120, **options
-    )
+def run(url: str, variables: dict[str, str]) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, ["login", url], env=variables)
 
 
 def test_command_prints_the_header_and_keeps_the_token(
-    service: Service, variables: dict[str, str], tmp_path: Path
+    service: Service, variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command signs in by the browser, and prints a header that reads; again without one, until
     the service no longer takes the token, which another sign-in replaces.
     """
-    first = run(service.url, variables)
-    again = run(f"{service.url}/", variables | {"BROWSER": "false %s"})
-    name, value = first.stdout.strip().split(": ")
-    file = tmp_path / "config/shardgate/tokens.json"
+    command = [sys.executable, "-m", "shardgate", "login", service.url]
+    first = subprocess.check_output(command, env=variables, text=True, timeout=120)
+    name, value = first.strip().split(": ")
     read = httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value})
+    file = tmp_path / "config/shardgate/tokens.json"
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (file, file.parent)]
     files = [each.name for each in file.parent.iterdir()]
+    monkeypatch.setattr("webbrowser.open", lambda _: pytest.fail("opened"))
+    again = run(f"{service.url}/", variables)
     kept = json.loads(file.read_text())
     kept[service.url]["token"] += "a"
     file.write_text(json.dumps(kept))
+    monkeypatch.setattr("webbrowser.open", visit)
     replaced = run(service.url, variables)
 
     assert read.is_success
-    assert (again.stdout, again.stderr) == (first.stdout, "")
     assert modes == [0o600, 0o700]
     assert files == [file.name]
-    assert replaced.returncode == 0
+    assert (again.stdout, again.stderr) == (first, "")
+    assert replaced.exit_code == 0
     assert f"{kept[service.url]['token']}\n" not in replaced.stdout
     assert json.loads(file.read_text())[service.url]["token"] in replaced.stdout
 
@@ -410,15 +418,7 @@ def test_machine_without_a_browser_is_told(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no browser opens, the command names the option for a browser elsewhere, and waits."""
-
-    def visit(address: str) -> None:
-        httpx.get(link_in(browse(address)))
-
-    def fail_to_open(address: str) -> bool:
-        Thread(target=visit, args=(address,)).start()
-        return False
-
-    monkeypatch.setattr("webbrowser.open", fail_to_open)
+    monkeypatch.setattr("webbrowser.open", lambda address: not visit(address))
     said: list[str] = []
 
     assert is_accepted(service.url, sign_in(service.url, said.append))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 import jwt
@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 from shardgate.cli import app
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
-from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
+from shardgate.signing_in import KeptToken, TokenFile, is_accepted, sign_in
 from tests.support.documents import program
 from tests.support.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
 from tests.support.processes import environ, wait_until
@@ -352,29 +352,35 @@ def test_page_cannot_begin_for_a_command(service: Service, headers: dict[str, st
     assert "set-cookie" not in response.headers
 
 
-def test_listener_waits_for_the_right_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_waits_for_the_right_code(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Requests of others do not end the wait: of no code, and of a wrong one. A service that cannot
     be reached when the browser comes is told there, and asked again.
     """
-    failures = [ConfigurationError("unplugged")]
+    statuses = [0, 200]
 
-    def redeem(code: str) -> KeptToken:
-        if code != "right":
-            raise ForbiddenError(code)
-        if failures:
-            raise failures.pop()
-        return KeptToken("token", "")
+    def answer(path: str, sent: dict[str, str]) -> tuple[int, object]:
+        if path == "/auth_info":
+            return 200, {}
+        if sent["code"] != "right":
+            return 403, {"detail": "wrong"}
+        return statuses.pop(0), {"token": "t", "expires_at": later(3600)}
 
     pages: list[httpx.Response] = []
     paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right", "?code=right")
-    with _Listener(redeem) as listener:
-        url = f"http://127.0.0.1:{listener.server_port}/"
-        visitor = Thread(target=lambda: pages.extend(httpx.get(url + path) for path in paths))
-        visitor.start()
-        token = listener.wait()
-        visitor.join()
 
-    assert token.token == "token"
+    def come(address: str) -> bool:
+        port = parse_qs(urlsplit(address).query)["port"][0]
+        pages.extend(httpx.get(f"http://127.0.0.1:{port}/{path}") for path in paths)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", come)
+    with (listener := Listener(_Service, answer)).running():
+        token = sign_in(listener.url, print)
+        wait_until(lambda: len(pages) == len(paths))
+
+    assert token.token == "t"
     assert [page.status_code for page in pages] == [400, 400, 400, 400, 200]
     assert "cannot be reached" in pages[3].text
     assert "You are signed in" in pages[4].text

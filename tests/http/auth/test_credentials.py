@@ -307,9 +307,10 @@ DEFECTS: Final[Mapping[str, Build]] = {
 """Whatever makes a token of any kind wrong."""
 
 
-USUAL: Final = ("expired", "of another key", "of other claims", "of the algorithm none", "cut")
 WHOLE: Final = ("viewer", "access")
-"""Kinds with each defect: the others are verified in the same two ways."""
+"""Kinds that are tried with each defect: the others are verified in the same two ways."""
+USUAL: Final = ("expired", "of another key", "of other claims", "of the algorithm none", "cut")
+"""Defects that each kind is tried with."""
 
 
 @pytest.mark.parametrize(

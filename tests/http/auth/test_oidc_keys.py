@@ -41,17 +41,15 @@ def issuer(faulty: FaultyServer) -> Issuer:
 
 
 @pytest.fixture
-async def client(request: pytest.FixtureRequest) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client, which is impatient only where an issuer is to fall silent."""
-    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    is_silent = params.get("wrong") in ("STALL", "STALL_BODY")
-    async with open_client(IMPATIENT_S if is_silent else LONGEST_S) as client:
+async def client() -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client."""
+    async with open_client(LONGEST_S) as client:
         yield client
 
 
 async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str | None]:
     """Return the ids of the keys."""
-    return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
+    return [key.kid for key in await read_keys(client, settings, LONGEST_S)]
 
 
 async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.AsyncClient) -> None:
@@ -74,21 +72,23 @@ async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.A
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("DENY", "ERROR", "STALL", "STALL_BODY", "RESET", "CUT", "GARBAGE"),
+        *(Fault.DENY, Fault.ERROR, Fault.STALL, Fault.STALL_BODY),
+        *(Fault.RESET, Fault.CUT, Fault.GARBAGE),
         *(b"", b"<html></html>", b"[" * 100_000, gzip.compress(b"{}", mtime=0), b"\xff\xfe"),
     ],
 )
 async def test_failing_issuer_is_unavailable(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: str | bytes
+    issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: Fault | bytes
 ) -> None:
     """An issuer that fails, stalls or sends no JSON document raises IssuerUnavailableError."""
-    if isinstance(wrong, str):
-        issuer.server.fail(Fault[wrong], path=path)
-    else:
+    if isinstance(wrong, bytes):
         issuer.server.objects[path] = wrong
+    else:
+        issuer.server.fail(wrong, path=path)
+    is_silent = wrong in {Fault.STALL, Fault.STALL_BODY}
 
     with pytest.raises(IssuerUnavailableError):
-        await kids(client, issuer.settings)
+        await read_keys(client, issuer.settings, IMPATIENT_S if is_silent else LONGEST_S)
 
 
 @pytest.mark.parametrize("path", [DISCOVERY, JWKS])

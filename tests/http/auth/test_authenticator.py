@@ -85,22 +85,19 @@ def over(bearers: BearerTokens) -> Authenticator:
     )
 
 
-def asked(segment: bytes, sent: bytes, host: bytes = b"localhost") -> Request:
-    """Ask for a key, with a token in the path or in a header."""
-    return Request("GET", segment + b"/em/c", [], {b"host": host, b"authorization": sent}, b"")
-
-
 def cached(
     authenticator: Authenticator,
     now: float = NOW,
     *,
     reader: str = "ana",
-    segment: bytes | None = None,
+    segment: bytes = b"",
     sent: bytes = SENT,
+    host: bytes = b"localhost",
     name: str = "em",
 ) -> Caller | None:
-    """Return the cached reader, without waiting."""
-    request = asked(segment or b"", sent)
+    """Return the cached reader, without waiting, of a token in the path or in a header."""
+    headers = {b"host": host, b"authorization": sent}
+    request = Request("GET", segment + b"/em/c", [], headers, b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", lambda: now)
         return authenticator.cached_reader(request, dataset(reader, name))
@@ -129,8 +126,7 @@ async def test_refused_reader_is_not_cached() -> None:
     """
     authenticator = await authenticator_of()
     assert cached(authenticator, reader="bob") is None
-    request = asked(b"", SENT, host=b"evil.example")
-    assert authenticator.cached_reader(request, dataset()) is None
+    assert cached(authenticator, host=b"evil.example") is None
 
     authenticator = await authenticator_of(sent="secret")
     assert cached(authenticator, segment=b"/~secret") == ANA

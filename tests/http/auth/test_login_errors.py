@@ -10,7 +10,16 @@ import httpx
 import pytest
 
 from shardgate.settings import IssuerSettings, ServerSettings
-from tests.support.http.auth.browsing import AUTHORIZE, CALLBACK, VIEWER, Browser, Page, settings
+from tests.support.http.auth.browsing import (
+    AUTHORIZE,
+    CALLBACK,
+    HTML,
+    VIEWER,
+    Browser,
+    Page,
+    begin_session,
+    settings,
+)
 from tests.support.http.auth.provider import Provider
 from tests.support.serving import client_of, serving
 
@@ -166,13 +175,13 @@ def test_auth_info_under_a_foreign_name_names_the_url_of_a_page(browser: Browser
     assert refused.json()["login_url"] == "https://rebound.example/login"
 
 
-def test_pages_of_the_api_and_the_viewer_are_not_framed(browser: Browser) -> None:
+def test_pages_are_not_framed(browser: Browser) -> None:
     """Pages of other origins cannot frame any page of the service."""
-    for path in ("/", "/docs", "/viewer/v/page/", "/login/tokens", "/private/", AUTHORIZE):
-        headers = {"accept": "text/html", "sec-fetch-dest": "document"}
-        page = browser.client.get(path, headers=headers, follow_redirects=False)
-        if page.headers.get("content-type", "").startswith("text/html"):
-            assert "frame-ancestors '" in page.headers["content-security-policy"], path
+    begin_session(browser)
+    for path in ("/", "/docs", "/viewer/v/page/", "/private/", "/login/tokens", "/login/command"):
+        page = browser.client.get(path, headers=HTML)
+        assert page.headers["content-type"].startswith("text/html"), path
+        assert "frame-ancestors '" in page.headers["content-security-policy"], path
 
 
 def test_service_at_an_inner_name_of_the_issuer(provider: Provider, tmp_path: Path) -> None:

@@ -95,14 +95,13 @@ def test_services_of_one_host_are_independent(running: Provider, tmp_path: Path)
             gateway = stack.enter_context(serving(changed))
             text += f"location {each}/ {{ proxy_pass {gateway}; }}"
         host = stack.enter_context(proxying(tmp_path, "", text))
-        browser = stack.enter_context(Browser(host).client)
-        begun = [browser.get(f"{each}/login?page=/private/") for each in paths for _ in range(3)]
-        ended = Browser(host)
-        ended.client = browser
-        last = [browser.get(ended.pass_issuer(each)) for each in begun]
-        opened = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
-        browser.post(f"{paths[0]}/login/end")
-        closed = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+        browser = Browser(host)
+        client = stack.enter_context(browser.client)
+        begun = [client.get(f"{each}/login?page=/private/") for each in paths for _ in range(3)]
+        last = [client.get(browser.pass_issuer(each)) for each in begun]
+        opened = [client.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+        client.post(f"{paths[0]}/login/end")
+        closed = [client.get(f"{each}/private/", headers=HTML).status_code for each in paths]
 
     assert [each.headers.get("location") for each in last] == [
         f"{each}/private/" for each in paths for _ in range(3)

@@ -6,11 +6,13 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from shardgate.errors import UnauthenticatedError
 from shardgate.http.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
+from shardgate.settings import IssuerSettings
 from tests.support.http.auth.issuing import Issuer, issuing, make_key, spell, spell_bytes
 
 KINDS = dict.fromkeys(("first", "second"), "RSA") | {"p256": "P-256", "p384": "P-384"}
@@ -103,7 +105,9 @@ JSON: st.SearchStrategy[object] = st.sampled_from(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings_of_hypothesis(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]), JSON),
     claims=st.dictionaries(st.sampled_from(["exp", "aud", "sub", "nbf", "groups"]), JSON),
@@ -239,16 +243,21 @@ def test_groups_and_addresses_are_told_from_other_claims(
         (1, False, False),
     ],
 )
-def test_verified_address_is_granted(
+async def test_verified_address_is_granted(
     verified: object, *, is_granted: bool, is_granted_if_assumed: bool
 ) -> None:
-    """An address is granted if it is verified, or if the issuer does not say and that is assumed of
-    it.
+    """An address is granted if it is verified, or if the issuer does not say and the settings
+    assume that of it.
     """
-    claims = {"email": "ada@a.example", "email_verified": verified}
-    granted = [grants("sso", claims, [], assumes_verified=assumed) for assumed in (False, True)]
+    claims = {"sub": "ada", "email": "ada@a.example", "email_verified": verified}
+    settings = {
+        "claim": IssuerSettings(url="https://claim.example", audience="a"),
+        "assumed": IssuerSettings(
+            url="https://assumed.example", audience="a", email_verified="assumed"
+        ),
+    }
+    async with aclosing(Issuers(settings)) as issuers:
+        granted = {name: issuers.by_name[name].caller_of(claims).grants for name in settings}
 
-    assert ["sso:email=ada@a.example" in rules for rules in granted] == [
-        is_granted,
-        is_granted_if_assumed,
-    ]
+    assert ("claim:email=ada@a.example" in granted["claim"]) is is_granted
+    assert ("assumed:email=ada@a.example" in granted["assumed"]) is is_granted_if_assumed

@@ -311,7 +311,10 @@ _BAD_REQUESTS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("level", "log_format"), [("debug", "json"), ("info", "text")])
+@pytest.mark.parametrize(
+    ("level", "log_format"),
+    [("debug", "json"), pytest.param("info", "text", marks=pytest.mark.soak)],
+)
 def test_misplaced_token_is_not_logged(tmp_path: Path, level: str, log_format: str) -> None:
     """A token in any part of a path, query, header or malformed request is not logged.
 

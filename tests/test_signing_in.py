@@ -9,14 +9,12 @@ import stat
 import subprocess
 import sys
 import termios
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 import jwt
@@ -24,10 +22,12 @@ import numpy as np
 import pytest
 import zarr
 from pydantic import SecretStr
+from typer.testing import CliRunner, Result
 
+from shardgate.cli import app
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
-from shardgate.signing_in import KeptToken, TokenFile, _Listener, is_accepted, sign_in
+from shardgate.signing_in import KeptToken, TokenFile, is_accepted, sign_in
 from tests.support.documents import program
 from tests.support.http.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
 from tests.support.processes import environ, wait_until
@@ -55,6 +55,12 @@ def link_in(page: str) -> str:
     found = re.search(r'href="(http[^"]+)"', page)
     assert found, page
     return found[1]
+
+
+def visit(address: str) -> bool:
+    """Allow the command that has opened *address* to read."""
+    Thread(target=lambda: httpx.get(link_in(browse(address)))).start()
+    return True
 
 
 def code_in(page: str) -> str:
@@ -137,44 +143,39 @@ def variables(tmp_path: Path) -> dict[str, str]:
     return environ(BROWSER=f"{browser} %s", XDG_CONFIG_HOME=str(tmp_path / "config"), PATH=path)
 
 
-def run(url: str, variables: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "shardgate", "login", url]
-    return subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=False, timeout=120, **options
-    )
+def run(url: str, variables: dict[str, str]) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(app, ["login", url], env=variables)
 
 
 def test_command_prints_the_header_and_keeps_the_token(
-    service: Service, variables: dict[str, str], tmp_path: Path
+    service: Service, variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command signs in by the browser, and prints a header that reads; again without one."""
-    first = run(service.url, variables)
-    again = run(f"{service.url}/", variables | {"BROWSER": "false %s"})
-    name, value = first.stdout.strip().split(": ")
+    """The command signs in by the browser, and prints a header that reads; again without one, until
+    the service no longer takes the token, which another sign-in replaces.
+    """
+    command = [sys.executable, "-m", "shardgate", "login", service.url]
+    first = subprocess.check_output(command, env=variables, text=True, timeout=120)
+    name, value = first.strip().split(": ")
+    read = httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value})
     file = tmp_path / "config/shardgate/tokens.json"
-
-    assert httpx.get(f"{service.url}/private/sharded/zarr.json", headers={name: value}).is_success
-    assert (again.stdout, again.stderr) == (first.stdout, "")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert [each.name for each in file.parent.iterdir()] == [file.name]
-
-
-def test_token_that_has_ended_is_replaced(
-    service: Service, variables: dict[str, str], tmp_path: Path
-) -> None:
-    """A kept token that the service no longer takes is replaced by another sign-in."""
-    first = run(service.url, variables)
-    file = tmp_path / "config/shardgate/tokens.json"
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (file, file.parent)]
+    files = [each.name for each in file.parent.iterdir()]
+    monkeypatch.setattr("webbrowser.open", lambda _: pytest.fail("opened"))
+    again = run(f"{service.url}/", variables)
     kept = json.loads(file.read_text())
     kept[service.url]["token"] += "a"
     file.write_text(json.dumps(kept))
-    again = run(service.url, variables)
+    monkeypatch.setattr("webbrowser.open", visit)
+    replaced = run(service.url, variables)
 
-    assert again.returncode == 0
-    assert again.stdout != first.stdout.replace("\n", "a\n")
-    assert json.loads(file.read_text())[service.url]["token"] in again.stdout
+    assert read.is_success
+    assert modes == [0o600, 0o700]
+    assert files == [file.name]
+    assert (again.stdout, again.stderr) == (first, "")
+    assert replaced.exit_code == 0
+    assert f"{kept[service.url]['token']}\n" not in replaced.stdout
+    assert json.loads(file.read_text())[service.url]["token"] in replaced.stdout
 
 
 def test_documented_program_reads_with_the_header(
@@ -193,17 +194,13 @@ def test_documented_program_reads_with_the_header(
     np.testing.assert_array_equal(found["by_tensorstore"].read().result(), stored)
 
 
-def test_code_is_entered_without_a_browser(service: Service) -> None:
-    """The address shows a code, which the command takes on a machine without a browser."""
-    said: list[str] = []
-    token = sign_in(service.url, said.append, lambda: code_in(browse(said[0].split()[-1])))
-
-    assert token.is_valid
-    assert is_accepted(service.url, token)
-
-
-def test_entered_code_prints_the_header_alone(service: Service, variables: dict[str, str]) -> None:
-    """The output of `--no-browser` is the header alone, which programs read."""
+def test_entered_code_prints_the_header_alone(
+    service: Service, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """The output of `--no-browser` is the header alone, which programs read, even if the user has
+    no place for the token, which the command tells.
+    """
+    (tmp_path / "config").write_text("")
     command = [sys.executable, "-m", "shardgate", "login", service.url, "--no-browser"]
     with subprocess.Popen(
         command, env=variables, text=True,
@@ -211,9 +208,13 @@ def test_entered_code_prints_the_header_alone(service: Service, variables: dict[
     ) as process:  # fmt: skip
         assert process.stderr
         address = [process.stderr.readline() for _ in range(2)][1].strip()
-        output, _ = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
+        output, told = process.communicate(f"{code_in(browse(address))}\n", timeout=60)
 
-    assert re.fullmatch(r"Authorization: Bearer \S+\n", output)
+    assert "The token is not kept: " in told
+    assert "tokens.json: Not a directory" in told
+    header = re.fullmatch(r"Authorization: Bearer (\S+)\n", output)
+    assert header
+    assert is_accepted(service.url, KeptToken(header[1], ""))
 
 
 def test_long_code_is_entered_at_a_terminal(variables: dict[str, str]) -> None:
@@ -260,17 +261,6 @@ def test_device_code_is_entered_elsewhere(
     assert pauses == [1, 1, 5]
 
 
-def test_refused_device_code_ends_the_command(
-    service: Service, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command ends with the reason if the person refuses at the issuer."""
-    monkeypatch.setattr(provider, "device", {})
-    provider.waiting = ["access_denied"]
-
-    with pytest.raises(ForbiddenError, match="access_denied"):
-        sign_in(service.url, lambda _: None, lambda: "", lambda _: None)
-
-
 @pytest.mark.parametrize("status", [0, 429, 502, 503, 504])
 def test_device_waits_longer_for_a_failing_service(status: int) -> None:
     """A service that fails for a moment is asked again, five seconds later than before."""
@@ -298,36 +288,6 @@ def test_code_of_another_command_is_refused(service: Service) -> None:
         sign_in(service.url, lambda _: None, lambda: code)
 
 
-@pytest.mark.parametrize("code", ["", "a", "a.b.c"])
-def test_wrong_code_is_refused(service: Service, code: str) -> None:
-    """A text that is no code is refused."""
-    with pytest.raises(ForbiddenError):
-        sign_in(service.url, lambda _: None, lambda: code)
-
-
-def test_page_of_a_code_warns(service: Service) -> None:
-    """The page with a code says when to enter it, and to give it to nobody."""
-    page = browse(service.command_url(challenge=_CHALLENGE))
-
-    assert "only if you have just started" in page
-    assert "Give it to nobody" in page
-
-
-def test_code_ends_with_its_session(service: Service) -> None:
-    """A code is worth nothing after its owner has signed out."""
-    verifier = "a" * 43
-    challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
-    statuses = []
-    with httpx.Client(follow_redirects=True, timeout=60) as client:
-        page = html.unescape(client.get(service.command_url(challenge=challenge)).text)
-        for _ in range(2):
-            sent = {"code": code_in(page), "verifier": verifier}
-            statuses.append(client.post(f"{service.url}/login/token", json=sent).status_code)
-            client.post(f"{service.url}/login/end")
-
-    assert statuses == [200, 403]
-
-
 def test_code_has_no_token(service: Service) -> None:
     """A code, which browsers remember, opens no data, and neither do texts that it is made of."""
     code = code_in(browse(service.command_url(challenge=_CHALLENGE)))
@@ -338,13 +298,19 @@ def test_code_has_no_token(service: Service) -> None:
     assert [is_accepted(service.url, KeptToken(text, "")) for text in texts] == [False] * len(texts)
 
 
-def test_browser_is_sent_to_this_machine_only(service: Service) -> None:
-    """The page links to the port of the command on this machine, after the person has agreed."""
-    page = browse(service.command_url(challenge=_CHALLENGE, port=54321))
+def test_page_at_the_end_warns(service: Service) -> None:
+    """The page with a code says when to enter it, and to give it to nobody; that for a port of this
+    machine links to it, and says when to follow the link.
+    """
+    with_code, with_link = (
+        browse(service.command_url(challenge=_CHALLENGE, **port)) for port in ({}, {"port": 54321})
+    )
 
-    assert urlsplit(link_in(page)).netloc == "127.0.0.1:54321"
-    assert "Only if you have just started" in page
-    assert 'data-message=""' in page
+    assert "only if you have just started" in with_code
+    assert "Give it to nobody" in with_code
+    assert "Only if you have just started" in with_link
+    assert urlsplit(link_in(with_link)).netloc == "127.0.0.1:54321"
+    assert 'data-message=""' in with_link
 
 
 @pytest.mark.parametrize(
@@ -386,52 +352,38 @@ def test_page_cannot_begin_for_a_command(service: Service, headers: dict[str, st
     assert "set-cookie" not in response.headers
 
 
-def test_listener_waits_for_the_right_code() -> None:
-    """Requests of others do not end the wait: of no code, and of a wrong one."""
-
-    def redeem(code: str) -> KeptToken:
-        if code != "right":
-            raise ForbiddenError(code)
-        return KeptToken("token", "")
-
-    statuses: list[int] = []
-    paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right")
-    with _Listener(redeem) as listener:
-        url = f"http://127.0.0.1:{listener.server_port}/"
-
-        def visit() -> None:
-            statuses.extend(httpx.get(url + path).status_code for path in paths)
-
-        visitor = Thread(target=visit)
-        visitor.start()
-        token = listener.wait()
-        visitor.join()
-
-    assert token.token == "token"
-    assert statuses == [400, 400, 400, 200]
-
-
-def test_listener_waits_for_a_service_that_cannot_be_reached(
-    capfd: pytest.CaptureFixture[str],
+def test_command_waits_for_the_right_code(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A service that cannot be reached when the browser comes is told there, and asked again."""
-    failures = [ConfigurationError("unplugged")]
+    """Requests of others do not end the wait: of no code, and of a wrong one. A service that cannot
+    be reached when the browser comes is told there, and asked again.
+    """
+    statuses = [0, 200]
 
-    def redeem(_: str) -> KeptToken:
-        if failures:
-            raise failures.pop()
-        return KeptToken("token", "")
+    def answer(path: str, sent: dict[str, str]) -> tuple[int, object]:
+        if path == "/auth_info":
+            return 200, {}
+        if sent["code"] != "right":
+            return 403, {"detail": "wrong"}
+        return statuses.pop(0), {"token": "t", "expires_at": later(3600)}
 
-    pages: list[str] = []
-    with _Listener(redeem) as listener:
-        url = f"http://127.0.0.1:{listener.server_port}/?code=a"
-        visitor = Thread(target=lambda: pages.extend(httpx.get(url).text for _ in range(2)))
-        visitor.start()
-        listener.wait()
-        visitor.join()
+    pages: list[httpx.Response] = []
+    paths = ("favicon.ico", "?code=wrong", "?state=a", "?code=right", "?code=right")
 
-    assert "cannot be reached" in pages[0]
-    assert "You are signed in" in pages[1]
+    def come(address: str) -> bool:
+        port = parse_qs(urlsplit(address).query)["port"][0]
+        pages.extend(httpx.get(f"http://127.0.0.1:{port}/{path}") for path in paths)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", come)
+    with (listener := Listener(_Service, answer)).running():
+        token = sign_in(listener.url, print)
+        wait_until(lambda: len(pages) == len(paths))
+
+    assert token.token == "t"
+    assert [page.status_code for page in pages] == [400, 400, 400, 400, 200]
+    assert "cannot be reached" in pages[3].text
+    assert "You are signed in" in pages[4].text
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -443,66 +395,46 @@ def test_answer_that_is_no_token_is_refused(token: str) -> None:
         sign_in(listener.url, lambda _: None, lambda: "code")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("SSL_CERT_FILE", "/nowhere"), ("ALL_PROXY", "ftp://127.0.0.1:1")]
-)
-def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Certificates or a proxy of the environment that cannot be used are an error in words."""
-    monkeypatch.setenv(name, value)
+def test_wrong_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates of the environment that cannot be used are an error in words."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
 
     with pytest.raises(ConfigurationError, match="SSL_CERT_FILE, SSL_CERT_DIR or a proxy"):
         sign_in("https://127.0.0.1:1", print, str)
 
 
-def test_refusal_of_the_service_is_told() -> None:
-    """A service that refuses the first request is told in its own words."""
-    listener = Listener(_Service, lambda *_: (421, {"detail": "server.hosts does not name this"}))
-    with listener.running(), pytest.raises(ForbiddenError, match=r"server\.hosts does not name"):
+@pytest.mark.parametrize(
+    ("status", "document", "reason"),
+    [
+        (421, {"detail": "server.hosts does not name this"}, r"server\.hosts does not name"),
+        (421, [], "the service answers 421"),
+        (404, {"detail": "not found"}, "does not offer sign-in"),
+    ],
+)
+def test_refusal_of_the_service_is_told(status: int, document: object, reason: str) -> None:
+    """A service that refuses the first request is told in its own words, one without sign-in in
+    others.
+    """
+    listener = Listener(_Service, lambda *_: (status, document))
+    with listener.running(), pytest.raises(ForbiddenError, match=reason):
         sign_in(listener.url, print, str)
 
 
-def test_machine_without_a_browser_is_told(service: Service, variables: dict[str, str]) -> None:
-    """Where no browser opens, the command names the option for a browser elsewhere."""
-    command = [sys.executable, "-m", "shardgate", "login", service.url]
-    environment = variables | {"BROWSER": "false %s"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        told = [process.stderr.readline() for _ in range(3)][2]
-        process.kill()
-
-    assert "--no-browser" in told
-
-
-def test_token_that_cannot_be_kept_is_printed(
-    service: Service, variables: dict[str, str], tmp_path: Path
+def test_machine_without_a_browser_is_told(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token that the user has no place for is printed, and the command says why."""
-    (tmp_path / "config").write_text("")
-    done = run(service.url, variables)
+    """Where no browser opens, the command names the option for a browser elsewhere, and waits."""
+    monkeypatch.setattr("webbrowser.open", lambda address: not visit(address))
+    said: list[str] = []
 
-    assert done.returncode == 0
-    assert done.stdout.startswith("Authorization: Bearer ")
-    assert "The token is not kept: " in done.stderr
-    assert "tokens.json: Not a directory" in done.stderr
+    assert is_accepted(service.url, sign_in(service.url, said.append))
+    wait_until(lambda: any("--no-browser" in text for text in said))
 
 
-def test_unreachable_service_is_one_line(variables: dict[str, str]) -> None:
-    """A service that cannot be reached is an error of one line."""
-    done = run("http://127.0.0.1:1", variables)
-
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("shardgate: error: http://127.0.0.1:1/auth_info: ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_service_without_sign_in_is_told(tmp_path: Path) -> None:
-    """A service without sign-in is an error in words."""
-    datasets = {"open": DatasetSettings(url=str(tmp_path))}
-    with serving(Settings(datasets=datasets)) as url, pytest.raises(ForbiddenError) as caught:
-        sign_in(url, print, str)
-
-    assert "does not offer sign-in" in str(caught.value)
+def test_unreachable_service_is_told() -> None:
+    """A service that cannot be reached is an error with the URL."""
+    with pytest.raises(ConfigurationError, match=r"^http://127\.0\.0\.1:1/auth_info: "):
+        sign_in("http://127.0.0.1:1", print, str)
 
 
 def later(seconds: float) -> str:
@@ -533,10 +465,3 @@ def test_file_keeps_tokens_of_several_services(tmp_path: Path) -> None:
     assert file.get("https://a") is not None
     assert file.get("https://b") is None
     assert file.get("https://c") is None
-
-
-def test_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """A configuration directory that cannot be made is an error with its path."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"file/tokens\.json"):
-        TokenFile(tmp_path / "file/tokens.json").put("https://a", KeptToken("a", later(60)))

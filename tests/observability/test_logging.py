@@ -4,10 +4,11 @@ import asyncio
 import json
 import logging
 import os
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
@@ -64,14 +65,14 @@ class Pipe:
         """Break the pipe."""
         os.close(self._read)
 
-    def text_until(self, is_whole: Callable[[str], bool]) -> str:
-        """Return what is written until it *is_whole*."""
-        text, deadline = "", time.monotonic() + LONGEST_S
-        while not is_whole(text):
-            assert time.monotonic() < deadline
+    def lines(self, count: int) -> list[str]:
+        """Return the lines written until there are *count*."""
+        text = ""
+        while text.count("\n") < count:
+            readable, _, _ = select.select([self._read], [], [], LONGEST_S)
+            assert readable
             text += self.text()
-            time.sleep(0.002)
-        return text
+        return text.splitlines()
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_lines_are_in_the_order_of_requests_and_soon_written(pipe: Pipe) -> None
     log.start()
     for number in range(500):
         log.add(replaced(RECORD, nbytes=number))
-    lines = pipe.text_until(lambda text: text.count("\n") == 500).splitlines()
+    lines = pipe.lines(500)
     log.close()
 
     assert [int(line.split()[8]) for line in lines] == list(range(500))
@@ -172,11 +173,11 @@ def test_lines_of_two_logs_are_not_interleaved(pipe: Pipe) -> None:
         log.start()
         for number in range(4096):
             log.add(replaced(TRACED, key="k" * (number % 40 + 1)))
-    text = pipe.text_until(lambda text: text.count("\n") == 2 * 4096)
+    lines = pipe.lines(2 * 4096)
     for log in logs:
         log.close()
 
-    assert all(line.count("INFO") == line.count(" key=") == 1 for line in text.splitlines())
+    assert all(line.count("INFO") == line.count(" key=") == 1 for line in lines)
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -230,15 +231,13 @@ def test_closing_loses_no_line_for_a_slow_reader(pipe: Pipe, *, is_blocking: boo
     log.start()
     for _ in range(2000):
         log.add(RECORD)
-    texts: list[str] = []
-    reader = threading.Thread(
-        target=lambda: texts.append(pipe.text_until(lambda text: text.count("\n") == 2000))
-    )
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(pipe.lines(2000)))
     reader.start()
     log.close()
     reader.join()
 
-    assert texts[0].count("\n") == 2000
+    assert len(lines) == 2000
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from math import inf
 
 import pytest
 
-from shardgate.errors import StorageUnavailableError
 from shardgate.http.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.http.auth.sigv4 import Signatures
@@ -62,21 +61,6 @@ async def test_token_is_accepted_in_a_header_or_a_path() -> None:
     assert bearers.cached(b"secret") is bearers.cached(long) is None
 
 
-async def test_unavailable_issuer_refuses_no_token() -> None:
-    """While an issuer is unavailable its tokens fail with that error, and nothing is cached."""
-    failures = [StorageUnavailableError(ObjectRef("s3://a", "b"), "away")]
-
-    async def away(token: str) -> Identity | None:
-        if failures:
-            raise failures.pop()
-        return await known_until(inf)(token)
-
-    bearers = BearerTokens({}, [away])
-    with pytest.raises(StorageUnavailableError):
-        await bearers.identify(b"Bearer token")
-    assert await bearers.identify(b"Bearer token") == ANA
-
-
 SENT = b"Bearer secret"
 NOW = 100.0
 
@@ -101,22 +85,19 @@ def over(bearers: BearerTokens) -> Authenticator:
     )
 
 
-def asked(segment: bytes, sent: bytes, host: bytes = b"localhost") -> Request:
-    """Ask for a key, with a token in the path or in a header."""
-    return Request("GET", segment + b"/em/c", [], {b"host": host, b"authorization": sent}, b"")
-
-
 def cached(
     authenticator: Authenticator,
     now: float = NOW,
     *,
     reader: str = "ana",
-    segment: bytes | None = None,
+    segment: bytes = b"",
     sent: bytes = SENT,
+    host: bytes = b"localhost",
     name: str = "em",
 ) -> Caller | None:
-    """Return the cached reader, without waiting."""
-    request = asked(segment or b"", sent)
+    """Return the cached reader, without waiting, of a token in the path or in a header."""
+    headers = {b"host": host, b"authorization": sent}
+    request = Request("GET", segment + b"/em/c", [], headers, b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", lambda: now)
         return authenticator.cached_reader(request, dataset(reader, name))
@@ -145,8 +126,7 @@ async def test_refused_reader_is_not_cached() -> None:
     """
     authenticator = await authenticator_of()
     assert cached(authenticator, reader="bob") is None
-    request = asked(b"", SENT, host=b"evil.example")
-    assert authenticator.cached_reader(request, dataset()) is None
+    assert cached(authenticator, host=b"evil.example") is None
 
     authenticator = await authenticator_of(sent="secret")
     assert cached(authenticator, segment=b"/~secret") == ANA

@@ -307,8 +307,22 @@ DEFECTS: Final[Mapping[str, Build]] = {
 """Whatever makes a token of any kind wrong."""
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-@pytest.mark.parametrize("kind", KINDS)
+WHOLE: Final = ("viewer", "access")
+"""Kinds that are tried with each defect: the others are verified in the same two ways."""
+USUAL: Final = ("expired", "of another key", "of other claims", "of the algorithm none", "cut")
+"""Defects that each kind is tried with."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect"),
+    [
+        pytest.param(
+            kind, defect, marks=() if defect in USUAL or kind in WHOLE else pytest.mark.soak
+        )
+        for kind in KINDS
+        for defect in DEFECTS
+    ],
+)
 def test_token_with_a_defect_is_refused(lab: Lab, kind: str, defect: str) -> None:
     """A token of any kind that has expired, is forged, damaged or for others is refused."""
     valid = open_known(lab, kind)

@@ -39,10 +39,8 @@ def url(
     is_stripped, server = _WAYS[request.param]
     folder = tmp_path_factory.mktemp("login")
     changed = settings(running, folder).model_copy(update={"server": server})
-    with ExitStack() as stack:
-        gateway = stack.enter_context(serving(changed))
-        text = locations(is_stripped=is_stripped, is_told=bool(server.trusted_proxies))
-        nginx = stack.enter_context(proxying(folder, gateway, text))
+    text = locations(is_stripped=is_stripped, is_told=bool(server.trusted_proxies))
+    with serving(changed) as gateway, proxying(folder, gateway, text) as nginx:
         yield nginx + PREFIX
 
 
@@ -52,12 +50,19 @@ def origin(url: str) -> str:
     return url.removesuffix(PREFIX)
 
 
-def test_sign_in_leads_through_the_prefix(browser: Browser, url: str) -> None:
-    """The redirect URI of a sign-in and the page at its end are below the prefix."""
-    begun = browser.begin("/login?page=/private/")
+def test_private_page_leads_to_the_sign_in_and_back(
+    browser: Browser, url: str, origin: str
+) -> None:
+    """A private page without a session has a link to sign in, which ends at that page; the redirect
+    URI is below the prefix.
+    """
+    refused = browser.client.get("/private/", headers=HTML)
+    (link,) = re.findall(r'<a class="button" href="([^"]*)"', refused.text)
+    begun = browser.client.get(origin + link)
     query = parse_qs(urlsplit(begun.headers["location"]).query)
     ended = browser.client.get(browser.pass_issuer(begun))
 
+    assert link == f"{PREFIX}/login?page=%2Fprivate%2F"
     assert query["redirect_uri"] == [f"{url}{CALLBACK}"]
     assert ended.headers["location"] == f"{PREFIX}/private/"
     assert browser.client.get("/private/", headers=HTML).is_success
@@ -69,16 +74,6 @@ def test_viewers_find_the_sign_in_at_the_root_of_the_host(
     """`/auth_info` names the login URL below the prefix, at the root of the host too."""
     for each in (f"{url}/auth_info", f"{origin}/auth_info"):
         assert browser.client.get(each).json() == {"login_url": f"{url}/login"}
-
-
-def test_private_page_leads_to_the_sign_in_and_back(browser: Browser, origin: str) -> None:
-    """A private page without a session has a link to sign in, which ends at that page."""
-    refused = browser.client.get("/private/", headers=HTML)
-    (link,) = re.findall(r'<a class="button" href="([^"]*)"', refused.text)
-    ended = browser.client.get(browser.pass_issuer(browser.client.get(origin + link)))
-
-    assert link == f"{PREFIX}/login?page=%2Fprivate%2F"
-    assert ended.headers["location"] == f"{PREFIX}/private/"
 
 
 def test_cookies_are_for_the_whole_host(browser: Browser) -> None:
@@ -100,14 +95,13 @@ def test_services_of_one_host_are_independent(running: Provider, tmp_path: Path)
             gateway = stack.enter_context(serving(changed))
             text += f"location {each}/ {{ proxy_pass {gateway}; }}"
         host = stack.enter_context(proxying(tmp_path, "", text))
-        browser = stack.enter_context(Browser(host).client)
-        begun = [browser.get(f"{each}/login?page=/private/") for each in paths for _ in range(3)]
-        ended = Browser(host)
-        ended.client = browser
-        last = [browser.get(ended.pass_issuer(each)) for each in begun]
-        opened = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
-        browser.post(f"{paths[0]}/login/end")
-        closed = [browser.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+        browser = Browser(host)
+        client = stack.enter_context(browser.client)
+        begun = [client.get(f"{each}/login?page=/private/") for each in paths for _ in range(3)]
+        last = [client.get(browser.pass_issuer(each)) for each in begun]
+        opened = [client.get(f"{each}/private/", headers=HTML).status_code for each in paths]
+        client.post(f"{paths[0]}/login/end")
+        closed = [client.get(f"{each}/private/", headers=HTML).status_code for each in paths]
 
     assert [each.headers.get("location") for each in last] == [
         f"{each}/private/" for each in paths for _ in range(3)
@@ -115,20 +109,19 @@ def test_services_of_one_host_are_independent(running: Provider, tmp_path: Path)
     assert (opened, closed) == ([200, 200], [401, 200])
 
 
-def test_viewer_gets_a_token_for_the_origin(browser: Browser, origin: str) -> None:
-    """The message to a viewer names the origin, by which Neuroglancer knows the service."""
+def test_viewer_gets_a_token_for_the_origin(
+    browser: Browser, provider: Provider, origin: str
+) -> None:
+    """The message to a viewer names the origin, by which Neuroglancer knows the service; the link
+    for somebody without rights to sign in as another is below the prefix.
+    """
     token, urls = browser.page().message.values()
     bearer = {"authorization": f"Bearer {token}"}
+    provider.claims = {"groups": ["others"]}
 
     assert urls == [origin]
     assert browser.client.get("/private/text.txt", headers=bearer).content == TEXT
     assert browser.client.get(f"/~{token}/private/text.txt").content == TEXT
-
-
-def test_person_without_rights_can_sign_in_as_another(browser: Browser, provider: Provider) -> None:
-    """The link to sign in as somebody else is below the prefix."""
-    provider.claims = {"groups": ["others"]}
-
     assert f'href="{PREFIX}{AUTHORIZE}?' in browser.page().response.text
 
 
@@ -145,9 +138,9 @@ def test_page_of_links_works_below_the_prefix(browser: Browser, origin: str) -> 
     assert browser.client.get("/login/tokens", headers=HTML).is_success
 
 
-def test_command_signs_in_by_a_device_code(provider: Provider, url: str) -> None:
+@pytest.mark.usefixtures("provider")
+def test_command_signs_in_by_a_device_code(url: str) -> None:
     """`shardgate login URL` takes a URL with a prefix, with a final slash and without."""
-    provider.waiting = []
     for each in (url, f"{url}/"):
         token = sign_in(each, lambda _: None, ask=str, pause=lambda _: None)
         assert token.is_valid

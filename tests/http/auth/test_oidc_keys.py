@@ -5,7 +5,7 @@ import gzip
 import json
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,7 @@ import jwt
 import pytest
 from joserfc.jwk import RSAKey
 
-from shardgate.errors import (
-    ConfigurationError,
-    IssuerUnavailableError,
-    UnauthenticatedError,
-)
+from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.http.auth import oidc
 from shardgate.http.auth.oidc import (
     APART_S,
@@ -45,17 +41,15 @@ def issuer(faulty: FaultyServer) -> Issuer:
 
 
 @pytest.fixture
-async def client(request: pytest.FixtureRequest) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client, which is impatient only where an issuer is to fall silent."""
-    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    is_silent = params.get("wrong") in ("STALL", "STALL_BODY")
-    async with open_client(IMPATIENT_S if is_silent else LONGEST_S) as client:
+async def client() -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client."""
+    async with open_client(LONGEST_S) as client:
         yield client
 
 
 async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str | None]:
     """Return the ids of the keys."""
-    return [key.kid for key in await read_keys(client, settings, client.timeout.read or 0)]
+    return [key.kid for key in await read_keys(client, settings, LONGEST_S)]
 
 
 async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.AsyncClient) -> None:
@@ -78,21 +72,23 @@ async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.A
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("DENY", "ERROR", "STALL", "STALL_BODY", "RESET", "CUT", "GARBAGE"),
+        *(Fault.DENY, Fault.ERROR, Fault.STALL, Fault.STALL_BODY),
+        *(Fault.RESET, Fault.CUT, Fault.GARBAGE),
         *(b"", b"<html></html>", b"[" * 100_000, gzip.compress(b"{}", mtime=0), b"\xff\xfe"),
     ],
 )
 async def test_failing_issuer_is_unavailable(
-    issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: str | bytes
+    issuer: Issuer, client: httpx.AsyncClient, path: str, wrong: Fault | bytes
 ) -> None:
     """An issuer that fails, stalls or sends no JSON document raises IssuerUnavailableError."""
-    if isinstance(wrong, str):
-        issuer.server.fail(Fault[wrong], path=path)
-    else:
+    if isinstance(wrong, bytes):
         issuer.server.objects[path] = wrong
+    else:
+        issuer.server.fail(wrong, path=path)
+    is_silent = wrong in {Fault.STALL, Fault.STALL_BODY}
 
     with pytest.raises(IssuerUnavailableError):
-        await kids(client, issuer.settings)
+        await read_keys(client, issuer.settings, IMPATIENT_S if is_silent else LONGEST_S)
 
 
 @pytest.mark.parametrize("path", [DISCOVERY, JWKS])
@@ -403,41 +399,27 @@ async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
         assert await IssuerKeys(read).find(kid, algorithm) == expected
 
 
-@pytest.fixture
-def tls_issuer(tls: ssl.SSLContext) -> Generator[Issuer]:
-    """Run an issuer with a certificate of an authority that is not trusted by default."""
-    with FaultyServer(tls=tls).running() as server:
-        yield Issuer(server)
-
-
-@pytest.fixture
-def trusting(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trust the authority by `SSL_CERT_FILE`."""
-    monkeypatch.setenv("SSL_CERT_FILE", ca_file)
-
-
-@pytest.mark.usefixtures("trusting")
 async def test_keys_are_read_over_tls_of_a_trusted_authority(
-    tls_issuer: Issuer, client: httpx.AsyncClient
+    tls: ssl.SSLContext, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are read over TLS if `SSL_CERT_FILE` names the authority, and not from a plain URL."""
-    assert await kids(client, tls_issuer.settings) == ["first"]
-    with FaultyServer().running() as plain:
-        plain.objects[JWKS] = tls_issuer.server.objects[JWKS]
-        tls_issuer.configure(issuer=tls_issuer.url, jwks_uri=f"{plain.url}{JWKS}")
+    """Keys are read over TLS if `SSL_CERT_FILE` names the authority, and not from a plain URL. An
+    issuer with an untrusted certificate is unavailable, and receives no request.
+    """
+    with FaultyServer(tls=tls).running() as server, FaultyServer().running() as plain:
+        issuer = Issuer(server)
+        async with open_client(LONGEST_S) as client:
+            with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await kids(client, issuer.settings)
+        assert server.seen == []
 
-        with pytest.raises(IssuerUnavailableError, match="not https"):
-            await kids(client, tls_issuer.settings)
+        monkeypatch.setenv("SSL_CERT_FILE", ca_file)
+        async with open_client(LONGEST_S) as client:
+            assert await kids(client, issuer.settings) == ["first"]
+            plain.objects[JWKS] = server.objects[JWKS]
+            issuer.configure(issuer=issuer.url, jwks_uri=f"{plain.url}{JWKS}")
+            with pytest.raises(IssuerUnavailableError, match="not https"):
+                await kids(client, issuer.settings)
         assert plain.seen == []
-
-
-async def test_untrusted_certificate_is_refused(
-    tls_issuer: Issuer, client: httpx.AsyncClient
-) -> None:
-    """An issuer with an untrusted certificate is unavailable, and receives no request."""
-    with pytest.raises(IssuerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-        await kids(client, tls_issuer.settings)
-    assert tls_issuer.server.seen == []
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
 """`shardgate.http.auth.sigv4`: signatures of bodies and of their frames."""
 
 import hashlib
-import itertools
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
+from uuid import uuid4
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError, SignatureError
@@ -108,6 +108,7 @@ SOME_TRAILERS: Final = st.none() | st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(BODIES, SOME_TRAILERS, st.data())
 def test_changed_byte_of_a_signed_body_is_refused(
     pieces: list[bytes], trailers: Headers | None, data: st.DataObject
@@ -187,9 +188,6 @@ def test_changed_trailer_is_refused(old: bytes, new: bytes) -> None:
         unframed(TRAILED_FRAMES.replace(old, new), 3, TRAILED)
 
 
-_numbers = itertools.count(1)
-
-
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     """Serve two empty folders to the holder of the key."""
@@ -258,10 +256,10 @@ def sender(client: httpx.Client) -> Sender:
 @pytest.fixture
 def path() -> str:
     """Return a new key."""
-    return f"/lab/key{next(_numbers)}"
+    return f"/lab/{uuid4()}"
 
 
-@pytest.mark.parametrize("size", [0, 3, 70_000, 1_000_000])
+@pytest.mark.parametrize("size", [0, 3, 200_000])
 @pytest.mark.parametrize("trailers", [None, []])
 def test_signed_frames_are_stored(
     sender: Sender, path: str, size: int, trailers: Headers | None
@@ -273,18 +271,14 @@ def test_signed_frames_are_stored(
     assert sender.send("GET", path).content == body
 
 
-@pytest.mark.parametrize("size", [3, 200_000])
-def test_wrong_frame_is_refused(sender: Sender, path: str, size: int) -> None:
-    """A PUT with a wrong frame fails with SignatureDoesNotMatch (403), and stores nothing."""
-    answer = sender.stream("PUT", path, b"a" * size, instead=(b"aaa", b"aab"))
+def test_wrong_or_missing_frames_are_refused(sender: Sender, path: str) -> None:
+    """A PUT with a wrong frame fails with SignatureDoesNotMatch (403), one that declares signed
+    frames and sends none with 411; neither stores anything.
+    """
+    wrong = sender.stream("PUT", path, b"a" * 200_000, instead=(b"aaa", b"aab"))
 
-    assert answer.status_code == 403
-    assert "<Code>SignatureDoesNotMatch</Code>" in answer.text
-    assert sender.send("GET", path).status_code == 404
-
-
-def test_missing_frames_are_refused(sender: Sender, path: str) -> None:
-    """A PUT that declares signed frames and sends none fails with 411."""
+    assert wrong.status_code == 403
+    assert "<Code>SignatureDoesNotMatch</Code>" in wrong.text
     assert sender.send("PUT", path, b"abc", signed=SEALED).status_code == 411
     assert sender.send("GET", path).status_code == 404
 

@@ -1,6 +1,5 @@
-"""Requests that real S3 clients sign, for keys with special characters too."""
+"""Requests that real S3 clients sign, for a key with special characters."""
 
-import hashlib
 import io
 import random
 import subprocess
@@ -14,9 +13,7 @@ import httpx
 import obstore
 import pytest
 import tensorstore as ts
-from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
-from minio import Minio
 from obstore.store import S3Store
 
 from tests.support.clients import filling
@@ -24,10 +21,7 @@ from tests.support.http.auth.people import KEY_ID, SECRET, Served, signing_servi
 from tests.support.lacking import need
 from tests.support.processes import environ
 
-KEYS: Final = [
-    *("plain", "a b/c  d", "\u00fc/\u65e5\u672c", "a+b"),
-    *("a%2Fb/%20", "x=1/y&z;w", "(z)!~*'$,:@"),
-]
+KEY: Final = "a b/c  d/\u00fc\u65e5+/x=1/y&z;w/(z)!~*'$,:@/a%2Fb/%20"
 DATA: Final = bytes(range(256)) * 3
 PART: Final = 5 * 1024**2
 LARGE: Final = random.Random(7).randbytes(PART + 70_000)
@@ -57,15 +51,16 @@ def open_obstore(url: str) -> S3Store:
     return filling.open_obstore(url, "lab", key_id=KEY_ID, key=SECRET)
 
 
-def open_minio(url: str) -> Minio:
+def open_minio(url: str) -> Any:
     """Open MinIO's client."""
+    from minio import Minio  # noqa: PLC0415 - slow to import
+
     return Minio(urlsplit(url).netloc, KEY_ID, SECRET, secure=False, region="us-east-1")
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_boto3_requests_are_accepted(url: str, key: str) -> None:
+def test_boto3_requests_are_accepted(url: str) -> None:
     """boto3 writes, reads, lists, copies and deletes keys with special characters."""
-    client, name = open_boto3(url), f"boto3/{key}"
+    client, name = open_boto3(url), f"boto3/{KEY}"
 
     etag = client.put_object(Bucket="lab", Key=name, Body=DATA, Metadata={"mtime": "b  c"})["ETag"]
     read = client.get_object(Bucket="lab", Key=name, Range="bytes=3-9", IfMatch=etag)
@@ -78,107 +73,66 @@ def test_boto3_requests_are_accepted(url: str, key: str) -> None:
     assert client.list_objects_v2(Bucket="lab", Prefix=name)["KeyCount"] == 0
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_presigned_url_of_boto3_is_accepted(url: str, key: str) -> None:
+def test_presigned_url_of_boto3_is_accepted(url: str) -> None:
     """A URL that boto3 presigns is accepted for its method and key only, and 403 if changed."""
     client = open_boto3(url)
-    asked = {"Bucket": "lab", "Key": f"presigned/{key}"}
+    asked = {"Bucket": "lab", "Key": f"presigned/{KEY}"}
 
     put = client.generate_presigned_url("put_object", Params=asked)
     assert httpx.put(put, content=DATA).status_code == 200
     get = client.generate_presigned_url("get_object", Params=asked, ExpiresIn=60)
     assert httpx.get(get).content == DATA
     assert httpx.get(get, headers={"range": "bytes=1-2"}).content == DATA[1:3]
+    assert "%40/a%252Fb/%2520?" in get
+    assert httpx.get(get.replace("%40", "@")).status_code == 403
     assert httpx.delete(get).status_code == 403
     assert httpx.get(get.replace("Expires=60", "Expires=61")).status_code == 403
 
 
-def test_encoded_slash_in_a_key_is_signed(url: str) -> None:
-    """A key with an encoded slash (`%2F`) can be read by boto3, obstore and presigned URLs."""
-    key, client = "@branch.a%2Fb/c/0", open_boto3(url)
-    client.put_object(Bucket="lab", Key=key, Body=DATA)
-
-    assert obstore.get(open_obstore(url), key).bytes().to_bytes() == DATA
-    get = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": key})
-    assert "/%40branch.a%252Fb/c/0?" in get
-    assert httpx.get(get).content == DATA
-    assert httpx.get(get.replace("%40", "@")).status_code == 403
-
-
-def test_presigned_url_needs_its_signed_headers(url: str) -> None:
-    """A presigned PUT is 403 without the headers that it signs, and 400 with another body."""
-    checksum = "WrGHr8pzlV1WUYHIx3mIzSWbdDh29ufW7Od1VY2zZPE="
-    asked = {"Bucket": "lab", "Key": "demanded", "ChecksumSHA256": checksum}
-    put = open_boto3(url).generate_presigned_url("put_object", Params=asked)
-    signed = {"x-amz-checksum-sha256": checksum}
-
-    assert httpx.put(put, content=DATA).status_code == 403
-    assert httpx.put(put, content=DATA, headers=signed).status_code == 400
-    right = hashlib.sha256(DATA).hexdigest()
-    assert httpx.put(put, headers={**signed, "x-amz-content-sha256": right}).status_code == 403
-
-
 def test_signature_version_2_is_refused(url: str) -> None:
-    """Requests with signature version 2 fail with 403; the error names AWS4-HMAC-SHA256."""
-    client = open_boto3(url, signature_version="s3")
-    old = client.generate_presigned_url("get_object", Params={"Bucket": "lab", "Key": "a"})
-
-    assert "AWSAccessKeyId=" in old
-    assert httpx.get(old).status_code == 403
-    assert "AWS4-HMAC-SHA256" in httpx.get(old).text
+    """A request with signature version 2 fails, with an error that names AWS4-HMAC-SHA256."""
     with pytest.raises(ClientError, match="AWS4-HMAC-SHA256"):
-        client.get_object(Bucket="lab", Key="a")
+        open_boto3(url, signature_version="s3").get_object(Bucket="lab", Key="a")
 
 
-@pytest.mark.parametrize("extra", [{}, {"ChecksumAlgorithm": "SHA256"}])
-def test_multipart_uploads_of_boto3_are_accepted(url: str, extra: dict[str, str]) -> None:
-    """boto3 uploads in signed parts, with checksums, and streams an unsigned payload."""
-    client, name = open_boto3(url), "boto3/large"
-    config = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART)
-    client.upload_fileobj(io.BytesIO(LARGE), "lab", name, Config=config, ExtraArgs=extra)
-    assert client.get_object(Bucket="lab", Key=name)["Body"].read() == LARGE
-
+def test_unsigned_stream_of_boto3_is_accepted(url: str) -> None:
+    """boto3 streams a body whose payload it does not sign."""
     client = open_boto3(url, s3={"payload_signing_enabled": False})
     client.put_object(Bucket="lab", Key="unsigned", Body=io.BytesIO(DATA))
+
     assert client.get_object(Bucket="lab", Key="unsigned")["Body"].read() == DATA
 
 
-def test_multipart_uploads_of_obstore_and_minio_are_accepted(url: str) -> None:
-    """Signed multipart uploads of obstore, and of MinIO's client without a length, are stored."""
-    store, minio = open_obstore(url), open_minio(url)
-    obstore.put(store, "obstore-large", LARGE, chunk_size=PART, use_multipart=True)
-    minio.put_object("lab", "minio-large", io.BytesIO(LARGE), -1, part_size=PART)
+def test_stream_of_minio_without_a_length_is_accepted(url: str) -> None:
+    """MinIO's client uploads a stream of unknown length in signed parts."""
+    client = open_minio(url)
+    client.put_object("lab", "large", io.BytesIO(LARGE), -1, part_size=PART)
 
-    assert obstore.get(store, "minio-large").bytes().to_bytes() == LARGE
-    with minio.get_object("lab", "obstore-large") as read:
+    with client.get_object("lab", "large") as read:
         assert read.read() == LARGE
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_obstore_requests_are_accepted(url: str, key: str) -> None:
+def test_obstore_requests_are_accepted(url: str) -> None:
     """`obstore` writes, reads, lists, copies, presigns and deletes keys with special characters."""
-    store, name = open_obstore(url), f"obstore/{key}/x"
+    store, name = open_obstore(url), f"obstore/{KEY}/x"
 
     obstore.put(store, name, DATA, attributes={"Content-Type": "a/b"})
     assert obstore.get_range(store, name, start=2, end=7).to_bytes() == DATA[2:7]
-    found = obstore.list(store, prefix=f"obstore/{key}").collect()
+    found = obstore.list(store, prefix=f"obstore/{KEY}").collect()
     assert [each["path"] for each in found] == [name]
     assert httpx.get(obstore.sign(store, "GET", name, timedelta(minutes=1))).content == DATA
     obstore.copy(store, name, f"{name}.copy")
     obstore.delete(store, [name, f"{name}.copy"])
-    assert obstore.list(store, prefix=f"obstore/{key}").collect() == []
+    assert obstore.list(store, prefix=f"obstore/{KEY}").collect() == []
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_tensorstore_requests_are_accepted(
-    url: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorstore_requests_are_accepted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorStore's s3 driver writes, reads, lists and deletes keys with special characters."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     spec = {"driver": "s3", "bucket": "lab", "endpoint": url, "aws_region": "us-east-1"}
     credentials = {"aws_credentials": {"type": "environment"}}
-    store = ts.KvStore.open(spec | credentials | {"path": f"tensorstore/{key}/"}).result()
+    store = ts.KvStore.open(spec | credentials | {"path": f"tensorstore/{KEY}/"}).result()
 
     store.write(b"x y", DATA).result()
     assert store.read(b"x y").result().value == DATA
@@ -187,10 +141,9 @@ def test_tensorstore_requests_are_accepted(
     assert store.list().result() == []
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_minio_requests_are_accepted(url: str, key: str) -> None:
+def test_minio_requests_are_accepted(url: str) -> None:
     """MinIO's client writes, reads, lists, presigns and deletes keys with special characters."""
-    client, name = open_minio(url), f"minio/{key}"
+    client, name = open_minio(url), f"minio/{KEY}"
 
     client.put_object("lab", name, io.BytesIO(DATA), len(DATA), metadata={"mtime": "b"})
     with client.get_object("lab", name, offset=2, length=5) as read:

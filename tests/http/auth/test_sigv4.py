@@ -7,7 +7,7 @@ from typing import Final
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import SignatureError
@@ -378,6 +378,7 @@ REQUESTS: Final = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(REQUESTS, st.sampled_from([SIGNER.signed, SIGNER.presigned]), st.data())
 def test_changed_letter_of_a_signed_request_is_refused(
     request_: Request, sign: Callable[[Request], Scope], data: st.DataObject
@@ -429,6 +430,7 @@ def test_added_or_removed_part_of_a_signed_request_is_refused() -> None:
         code_of(changed)
 
 
+@settings(max_examples=25)
 @given(REQUESTS, TEXT, TEXT)
 def test_unsigned_header_may_change(request_: Request, old: str, new: str) -> None:
     """A signed request is accepted with other values of the headers that are not signed."""

@@ -1,8 +1,9 @@
 """`shardgate.http.auth.token_records`: who made which tokens, and which have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,27 @@ NOW = 1_000_000.0
 NAIVE = b'{"token_id": "x", "datasets": [], "expires_at": "2026-01-01T00:00:00", "made_at": 5}'
 
 
-class BrokenStore(MemoryStore):
-    """Fails to list while it is broken."""
+async def nothing() -> None:
+    """Let a store list what it has."""
 
-    is_broken = False
+
+class HookedStore(MemoryStore):
+    """Calls `after_list` at the end of each list."""
+
+    after_list: Callable[[], Awaitable[object]] = staticmethod(nothing)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """List, or fail."""
-        if self.is_broken:
-            raise StorageUnavailableError(prefix, "no answer")
+        """List, and call the hook."""
         async for each in super().list(prefix, delimiter=delimiter, after=after):
             yield each
+        await self.after_list()
+
+
+async def fail() -> None:
+    """Fail to list."""
+    raise StorageUnavailableError(ObjectRef("memory://tokens", ""), "no answer")
 
 
 def record(token_id: str, lifetime_s: float = 60, **more: Any) -> TokenRecord:
@@ -170,16 +179,9 @@ async def test_list_has_the_tokens_that_expire_last() -> None:
 
 async def test_end_during_a_refresh_is_kept() -> None:
     """A token that ends here while the others are being read has ended afterwards as well."""
-
-    class EndingStore(MemoryStore):
-        async def list(
-            self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-        ) -> AsyncIterator[Listed]:
-            async for each in super().list(prefix, delimiter=delimiter, after=after):
-                yield each
-            await records.end("one", NOW + 60)
-
-    records = records_of(EndingStore(), Clock(NOW))
+    store = HookedStore()
+    records = records_of(store, Clock(NOW))
+    store.after_list = partial(records.end, "one", NOW + 60)
     await records.refresh()
 
     assert records.has_ended("one")
@@ -187,11 +189,11 @@ async def test_end_during_a_refresh_is_kept() -> None:
 
 async def test_failing_store_forgets_no_end() -> None:
     """While the store fails, what has ended stays so; before the first answer nothing is known."""
-    store, clock = BrokenStore(), Clock(NOW)
+    store, clock = HookedStore(), Clock(NOW)
     records, fresh = records_of(store, clock), records_of(store, clock)
     await records.refresh()
     await records.end("one", NOW + 600)
-    store.is_broken = True
+    store.after_list = fail
     clock.now += CHECKED_S
     await records.refresh()
     with pytest.raises(TokenRecordsError):
@@ -200,49 +202,38 @@ async def test_failing_store_forgets_no_end() -> None:
     assert records.has_ended("one")
 
 
-class HangingStore(MemoryStore):
-    """Never lists while it hangs, and counts the attempts."""
-
-    is_hanging = False
-    attempts = 0
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """List, or hang."""
-        if self.is_hanging:
-            self.attempts += 1
-            await asyncio.Event().wait()
-        async for each in super().list(prefix, delimiter=delimiter, after=after):
-            yield each
-
-
 async def test_hanging_store_holds_no_request_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request works on with what is known after a short wait; the next ones do not wait, and
     there is one attempt for all.
     """
     monkeypatch.setattr(token_records, "_WAIT_S", 0.01)
-    store, clock = HangingStore(), Clock(NOW)
+    store, clock = HookedStore(), Clock(NOW)
     records = records_of(store, clock)
     await records.refresh()
-    store.is_hanging = True
+    attempts = []
+
+    async def hang() -> None:
+        attempts.append(clock.now)
+        await asyncio.Event().wait()
+
+    store.after_list = hang
     clock.now += CHECKED_S
     for _ in range(3):
         await records.refresh()
     clock.now += CHECKED_S
     await records.refresh()
 
-    assert store.attempts == 1
+    assert len(attempts) == 1
     assert records.fresh_s > 0
     await records.aclose()
 
 
 async def test_failure_tells_no_place_of_the_records() -> None:
     """What fails because of the store says neither where the records are, nor whose they are."""
-    store = BrokenStore()
+    store = HookedStore()
     records = records_of(store, Clock(NOW))
     await records.refresh()
-    store.is_broken = True
+    store.after_list = fail
     for attempt in (records.add("ada", record("one")), records.revoke("ada", "x")):
         with pytest.raises(TokenRecordsError) as caught:
             await attempt

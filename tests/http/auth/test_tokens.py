@@ -10,9 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from joserfc import jws
-from joserfc.errors import BadSignatureError
-from joserfc.jwk import OctKey
 from pydantic import ValidationError
 
 from shardgate.errors import ConfigurationError, UnauthenticatedError
@@ -23,11 +20,7 @@ from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings
 from shardgate.storage.memory import MemoryStore
-from tests.support.http.auth.issuing import (
-    JWKS,
-    issuing,
-    spell,
-)
+from tests.support.http.auth.issuing import JWKS, issuing, spell
 from tests.support.http.auth.people import TEXT, People, settings
 from tests.support.processes import wait_until
 from tests.support.seaweedfs import SeaweedFS
@@ -40,22 +33,10 @@ SECRET = "a secret that all replicas share"
 RECORDS = ObjectRef("memory://tokens", "")
 
 
-def minter(secret: str = SECRET, now: float = NOW, store: MemoryStore | None = None) -> TokenMint:
-    """Return a signer whose clock is fixed, with the records in *store*."""
-    records = TokenRecords(store or MemoryStore(), RECORDS, lambda: now)
-    return TokenMint(TokenSettings(secret=secret), Datasets({}), records, lambda: now)
-
-
-def random_minter() -> TokenMint:
-    """Return a signer with the secret that each start makes."""
-    return TokenMint(TokenSettings(), Datasets({}), TokenRecords(MemoryStore(), RECORDS))
-
-
-async def refusal(minter: TokenMint, token: str) -> str:
-    """Return the error with which *token* is refused."""
-    with pytest.raises(UnauthenticatedError) as caught:
-        await minter.identify(token)
-    return str(caught.value)
+def minter(now: float = NOW) -> TokenMint:
+    """Return a signer whose clock is fixed."""
+    records = TokenRecords(MemoryStore(), RECORDS, lambda: now)
+    return TokenMint(TokenSettings(secret=SECRET), Datasets({}), records, lambda: now)
 
 
 @pytest.mark.parametrize("name", ["sso:ada", 'a"b', "ü", "a/b", "~em", "sso:ada\\"])
@@ -70,14 +51,12 @@ async def test_signed_token_grants_reading_its_datasets(name: str) -> None:
     assert 1_000_000 < known.until_s <= 1_000_000 + CHECKED_S
     assert minted.expires_at.timestamp() == 1_000_060
     assert await minter(now=1_000_059.9).identify(minted.token) is not None
-    assert "expired" in await refusal(minter(now=1_000_060), minted.token)
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        await minter(now=1_000_060).identify(minted.token)
 
 
 def test_a_token_is_short_and_fits_a_path() -> None:
-    """A token is short and needs no encoding in a path; repr shows neither it nor the secret.
-
-    The signing key is derived: the secret itself does not verify a token.
-    """
+    """A token is short and needs no encoding in a path; repr shows neither it nor the secret."""
     made = minter()
     minted = made.mint("sso:ada", ["em"], 60)
 
@@ -85,15 +64,17 @@ def test_a_token_is_short_and_fits_a_path() -> None:
     assert len(minted.token) < 220
     assert SECRET not in repr(made)
     assert minted.token not in repr(minted)
-    with pytest.raises(BadSignatureError):
-        jws.deserialize_compact(minted.token, OctKey.import_key(SECRET))
 
 
 async def test_each_start_makes_a_secret() -> None:
     """A service without a secret in its settings refuses the tokens of another one."""
-    token = random_minter().mint("ada", ["em"], 60).token
+    here, there = (
+        TokenMint(TokenSettings(), Datasets({}), TokenRecords(MemoryStore(), RECORDS))
+        for _ in range(2)
+    )
 
-    assert "not signed by this service" in await refusal(random_minter(), token)
+    with pytest.raises(UnauthenticatedError, match="not signed by this service"):
+        await there.identify(here.mint("ada", ["em"], 60).token)
 
 
 @contextmanager
@@ -137,17 +118,14 @@ async def test_token_is_issued_for_datasets(people: People) -> None:
     assert told["paths"] == {name: f"/~{told['token']}/{name}/" for name in ("private", "open")}
 
 
-@pytest.mark.parametrize(("longest_s", "lifetime_s"), [(LONGEST_S, 3600), (600, 600)])
-def test_token_lifetime_is_an_hour_or_the_maximum(
-    tmp_path: Path, longest_s: int, lifetime_s: int
-) -> None:
+def test_token_lifetime_is_an_hour_or_the_maximum(people: People, tmp_path: Path) -> None:
     """A token is valid for an hour, or for `longest_s` if that is less or is requested."""
-    with minting(tmp_path, longest_s) as people:
-        usual = mint(people, {"dataset": "private"})
-        longest = mint(people, {"dataset": "private", "expires_in_s": longest_s})
+    with minting(tmp_path, longest_s=600) as short:
+        lifetimes = [lifetime_of(mint(each, {"dataset": "private"})) for each in (people, short)]
+    longest = mint(people, {"dataset": "private", "expires_in_s": LONGEST_S})
 
-    assert lifetime_of(usual) == pytest.approx(lifetime_s, abs=20)
-    assert longest.status_code == 201
+    assert lifetimes == pytest.approx([3600, 600], abs=20)
+    assert lifetime_of(longest) == pytest.approx(LONGEST_S, abs=20)
 
 
 @pytest.mark.parametrize(
@@ -179,16 +157,17 @@ def test_issued_token_reads_its_dataset_only(people: People) -> None:
     """A token reads its dataset, by path or header, and no other that its maker may read; for a
     dataset that its caller may not read none is made.
     """
-    made = [mint(people, {"dataset": name}).json() for name in ("private", "open")]
-    read = [
-        f"{each['paths'][name]}text.txt"
-        for each, name in zip(made, ("private", "open"), strict=True)
+    private, public = (mint(people, {"dataset": name}).json() for name in ("private", "open"))
+    read = people.ask("GET", f"{private['paths']['private']}text.txt")
+    statuses = [
+        people.ask(
+            "GET", "/private/text.txt", headers={"authorization": f"Bearer {each['token']}"}
+        ).status_code
+        for each in (private, public)
     ]
-    bearers = [{"authorization": f"Bearer {each['token']}"} for each in made]
-    by_header = [people.ask("GET", "/private/text.txt", headers=each) for each in bearers]
 
-    assert [people.ask("GET", path).content for path in read] == [TEXT, TEXT]
-    assert [answer.status_code for answer in by_header] == [200, 404]
+    assert read.content == TEXT
+    assert statuses == [200, 404]
     assert mint(people, {"dataset": "private"}, "eve").status_code == 404
 
 
@@ -200,66 +179,57 @@ def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
     private = DatasetSettings(url=str(tmp_path), read=("sso:lab",))
     with issuing() as issuer:
         issuer.server.fail(Fault.ERROR, path=JWKS)
-        configured = Settings(issuers={"sso": issuer.settings}, datasets={"em": private})
         tokens = [issuer.sign(), f"{spell({'alg': 'none'})}.{spell(issuer.claims())}."]
+        configured = Settings(issuers={"sso": issuer.settings}, datasets={"em": private})
         with client_of(configured) as client:
-            answers, forged = (
+            valid, forged = (
                 [
-                    client.get("/em/text.txt", headers={"authorization": f"Bearer {token}"}),
-                    client.post("/api/tokens", headers={"authorization": f"Bearer {token}"}),
+                    client.request(method, path, headers={"authorization": f"Bearer {token}"})
+                    for method, path in (("GET", "/em/text.txt"), ("POST", "/api/tokens"))
                 ]
                 for token in tokens
             )
 
     assert [answer.status_code for answer in forged] == [401, 401]
-    assert [answer.status_code for answer in answers] == [503, 503]
-    assert all("Retry-After" in answer.headers for answer in answers)
-    assert all(issuer.url not in answer.text for answer in answers)
+    assert [answer.status_code for answer in valid] == [503, 503]
+    assert all("Retry-After" in answer.headers for answer in valid)
+    assert all(issuer.url not in answer.text for answer in valid)
 
 
-def listed(people: People, name: str = "ana") -> list[dict[str, object]]:
-    """Return the tokens that the service lists for *name*."""
-    answer = people.ask("GET", "/api/tokens", name)
-    assert answer.status_code == 200
-    return list(answer.json()["tokens"])
-
-
-def test_made_tokens_are_listed_without_their_text(tmp_path: Path) -> None:
+def test_made_tokens_are_listed_without_their_text(people: People) -> None:
     """A caller's valid tokens are listed, the newest first, with neither token nor path."""
-    with minting(tmp_path) as people:
-        made = [mint(people, {"dataset": name}).json() for name in ("private", "open")]
-        shown = people.ask("GET", "/api/tokens", "ana")
-        others = listed(people, "bob")
-
+    made = [mint(people, {"dataset": name}, "bob").json() for name in ("private", "open")]
+    shown = people.ask("GET", "/api/tokens", "bob")
     tokens = shown.json()["tokens"]
+
     assert {each["token_id"]: each["datasets"] for each in tokens} == {
         each["token_id"]: list(each["paths"]) for each in made
     }
-    newest_first = sorted((each["expires_at"] for each in made), reverse=True)
-    assert [each["expires_at"] for each in tokens] == newest_first
     assert not any(each["token"] in shown.text for each in made)
-    assert others == []
+    assert people.ask("GET", "/api/tokens", "eve").json() == {"tokens": []}
 
 
-def test_revoked_token_is_refused(tmp_path: Path) -> None:
-    """A revoked token is 401 at once, cached or not, in header and path; another stays valid."""
-    with minting(tmp_path) as people:
-        made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
+def test_revoked_token_is_refused(people: People) -> None:
+    """A revoked token is 401 at once, cached or not, in header and path, and is not listed; another
+    stays valid.
+    """
+    made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
+    revoking = f"/api/tokens/{made['token_id']}"
+    bearer = {"authorization": f"Bearer {made['token']}"}
+
+    def statuses() -> list[int]:
         paths = [f"{each['paths']['private']}text.txt" for each in (made, kept)]
-        bearer = {"authorization": f"Bearer {made['token']}"}
-        before = [[people.ask("GET", path).status_code for path in paths] for _ in range(3)]
-        revoked = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
-        after = [people.ask("GET", path).status_code for path in paths]
+        by_path = [people.ask("GET", path).status_code for path in paths]
         by_header = people.ask("GET", "/private/text.txt", headers=bearer)
-        again = people.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
-        left = listed(people)
+        return [*by_path, by_header.status_code]
 
-    assert before == [[200, 200]] * 3
-    assert revoked.status_code == 204
-    assert after == [401, 200]
-    assert by_header.status_code == 401
-    assert again.status_code == 204
-    assert [each["token_id"] for each in left] == [kept["token_id"]]
+    assert [statuses() for _ in range(3)] == [[200, 200, 200]] * 3
+    assert people.ask("DELETE", revoking, "ana").status_code == 204
+    assert statuses() == [401, 200, 401]
+    assert people.ask("DELETE", revoking, "ana").status_code == 204
+    listed = people.ask("GET", "/api/tokens", "ana").text
+    assert kept["token_id"] in listed
+    assert made["token_id"] not in listed
 
 
 def test_only_its_maker_revokes_a_token(people: People) -> None:
@@ -283,33 +253,18 @@ def test_bearer_of_a_made_token_makes_sees_and_revokes_none(people: People) -> N
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_replicas_share_records_of_tokens(kind: str, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
-    """A replica lists and revokes a token of another one, if both have the same `tokens.url`."""
+def test_replicas_share_records_of_tokens(
+    kind: str, tmp_path: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica lists the tokens of another one, if both have the same `tokens.url`, and refuses
+    one that it has served after the other one has revoked it.
+    """
+    monkeypatch.setattr("shardgate.http.auth.token_records.CHECKED_S", 0.2)
     s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}
     (tmp_path / "records").mkdir()
     place = {"url": str(tmp_path / "records")} if kind == "file" else s3
     tokens = TokenSettings.model_validate({"secret": SECRET, **place})
     configured = settings(tmp_path, tokens=tokens, stores={"weed": seaweedfs.settings})
-    with serving(configured) as one, serving(configured) as two:
-        first, second = People(one, tmp_path), People(two, tmp_path)
-        made = mint(first, {"dataset": "private"}).json()
-        names = [each["token_id"] for each in listed(second)]
-        revoked = second.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
-        refused = first.ask("GET", f"{made['paths']['private']}text.txt")
-
-    assert names == [made["token_id"]]
-    assert revoked.status_code == 204
-    assert refused.status_code == 401
-
-
-def test_replica_that_knows_a_token_hears_that_it_was_revoked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A replica that has served a token refuses it after another one has revoked it."""
-    monkeypatch.setattr("shardgate.http.auth.token_records.CHECKED_S", 0.2)
-    (tmp_path / "records").mkdir()
-    tokens = TokenSettings.model_validate({"secret": SECRET, "url": str(tmp_path / "records")})
-    configured = settings(tmp_path, tokens=tokens)
     with serving(configured) as one, serving(configured) as two:
         first, second = People(one, tmp_path), People(two, tmp_path)
         made, kept = (mint(first, {"dataset": "private"}).json() for _ in range(2))
@@ -319,10 +274,13 @@ def test_replica_that_knows_a_token_hears_that_it_was_revoked(
             return [second.ask("GET", path).status_code for path in paths]
 
         before = [statuses() for _ in range(3)]
-        first.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
+        listed = second.ask("GET", "/api/tokens", "ana").json()["tokens"]
+        revoked = first.ask("DELETE", f"/api/tokens/{made['token_id']}", "ana")
         wait_until(lambda: statuses() != [200, 200])
         after = statuses()
 
+    assert {each["token_id"] for each in listed} == {made["token_id"], kept["token_id"]}
+    assert revoked.status_code == 204
     assert before == [[200, 200]] * 3
     assert after == [401, 200]
 
@@ -351,11 +309,3 @@ def test_records_and_datasets_do_not_lie_in_each_other(tmp_path: Path, place: st
     )
     with pytest.raises(ConfigurationError, match=r"datasets\.em"):
         create_app(settings)
-
-
-async def test_token_for_no_dataset_has_the_mark_of_made_tokens() -> None:
-    """A token that lets read nothing is still known as one that was made here."""
-    known = await minter().identify(minter().mint("ada", [], 60).token)
-
-    assert known is not None
-    assert known.caller.grants == {"public", MADE}

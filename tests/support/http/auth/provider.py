@@ -94,7 +94,9 @@ class Provider:
         self.refusal: tuple[int, Any] | None = None
         """Answer to each request for tokens."""
         self.device: dict[str, Any] | None = {}
-        """Changes of the answer to a device that begins a sign-in; `None` refuses it."""
+        """Changes of the answer to a device that begins a sign-in, of which `None` removes one;
+        `None` in their place refuses it.
+        """
         self.waiting: list[str] = []
         """Errors for a device before its person has signed in."""
         self.access_token: str | None = ACCESS_TOKEN
@@ -158,7 +160,8 @@ class Provider:
             return 400, {"error": "unauthorized_client"}
         code = self.add_device()
         good = {"device_code": code, "user_code": "WDJB-MJHT", "expires_in": 60, "interval": 0}
-        return 200, {**good, "verification_uri": f"{self.url}/enter", **self.device}
+        answer = {**good, "verification_uri": f"{self.url}/enter", **self.device}
+        return 200, {name: value for name, value in answer.items() if value is not None}
 
     def add_device(self) -> str:
         """Return the code of a device whose person signs in at once."""

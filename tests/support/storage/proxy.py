@@ -111,6 +111,14 @@ class Proxy:
             self.seen.clear()
             self._order = nth, mishap
 
+    def heal(self) -> None:
+        """Pass all requests on unchanged, and forget those that were seen."""
+        with self._lock:
+            self.seen.clear()
+            self._order = None
+            self.between = lambda: None
+            self.passes_on = False
+
     def note(self, request: str) -> Fault | None:
         """Count a request, and return its fault."""
         with self._lock:

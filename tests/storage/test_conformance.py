@@ -44,6 +44,8 @@ from tests.support.storage.reading import Backend, found, stat_of
 
 DATA = bytes(range(256)) * 4
 ORDER = ("0/0/0", "0.1", "b-1", "b.1", "b/10", "b/2", "b/c/1", "b0", "c d/e/f", "ü")
+BETWEEN = ("a", "b/", "b/1", "b/c/", "b/\U0010ffff", "z")
+PREFIXES = ["", "b", "b/", "b-", "b/1", "b0/", "x", "a/../", "c ", "c d/e"]
 NAMES = ["a b", "a+b", "a%20b", "a#b", "a?b=c", "ä/ü", "日本", "a&b;c=d", "it's", "x(1)!*", "c/0~"]
 UNKNOWN = ETag('"no such version"')
 LONG_AGO = UnmodifiedSince(1_000_000_000)
@@ -247,23 +249,35 @@ async def test_keys_and_prefixes_may_have_any_name(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["", "/"])
-async def test_a_listing_is_in_the_order_of_keys(backend: Backend, delimiter: str) -> None:
+@pytest.mark.parametrize(
+    ("prefixes", "behind"),
+    [
+        (["", "b"], ["", *ORDER, *BETWEEN]),
+        (PREFIXES, ["", "b/1"]),
+        pytest.param(PREFIXES, [*ORDER, *BETWEEN], marks=pytest.mark.soak),
+    ],
+    ids=["after", "prefix", "both"],
+)
+async def test_a_listing_is_in_the_order_of_keys(
+    backend: Backend, delimiter: str, prefixes: list[str], behind: list[str]
+) -> None:
     """A listing is in byte order, with folders as common prefixes.
 
     Names up to *after*, which need not exist, are left out.
     """
     for name in ORDER:
         backend.put(name, b"1")
-    for prefix in ("", "b", "b/", "b-", "b/1", "b0/", "x", "a/../", "c ", "c d/e"):
+    for prefix in prefixes:
         keys = [name for name in sorted(ORDER, key=str.encode) if name.startswith(prefix)]
         if delimiter:
             cuts = [name.find("/", len(prefix)) for name in keys]
             rolled = zip(keys, cuts, strict=True)
             keys = [name if cut < 0 else name[: cut + 1] for name, cut in rolled]
         every = list(dict.fromkeys(keys))
-        for after in ("", *ORDER, "a", "b/", "b/1", "b/c/", "b/\U0010ffff", "z"):
-            behind = f"{backend.root.key}/{after}"
-            answer = await listed(backend, prefix, delimiter=delimiter, after=behind)
+        for after in behind:
+            answer = await listed(
+                backend, prefix, delimiter=delimiter, after=f"{backend.root.key}/{after}"
+            )
             assert [name for name, _ in answer] == [name for name in every if name > after]
 
 

@@ -56,7 +56,7 @@ async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: P
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(200):
+        for _ in range(80):
             assert (await found(store, ref)).data in versions
     finally:
         done.set()
@@ -120,9 +120,9 @@ async def test_one_file_shows_that_a_folder_is_not_empty(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One file of a folder is looked at, and folders behind the requested page are not searched."""
-    for number in range(200):
+    for number in range(70):
         (folder / f"{number:03}/deep").mkdir(parents=True)
-        for file in range(10):
+        for file in range(3):
             (folder / f"{number:03}/deep/{file}").touch()
     looks: list[os.DirEntry[bytes]] = []
 
@@ -134,7 +134,7 @@ async def test_one_file_shows_that_a_folder_is_not_empty(
     listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
 
     assert (await anext(listing)).ref.key == "000/"
-    assert len(looks) == 200 + 2 * 64
+    assert len(looks) == 70 + 2 * 64
 
 
 def open_files() -> set[str]:
@@ -184,7 +184,7 @@ async def test_changed_open_file_is_detected(store: LocalStore, folder: Path, ch
 
 async def test_few_files_are_open_and_none_after_closing(store: LocalStore, folder: Path) -> None:
     """At most 128 files are kept open, and none after the store is closed."""
-    for number in range(200):
+    for number in range(140):
         (folder / str(number)).write_bytes(b"0123456789")
         await pinned_twice(store, ObjectRef(folder.as_uri(), str(number)))
 
@@ -485,7 +485,7 @@ async def test_a_link_that_is_swapped_never_leads_out(
     swapper.start()
     seen = set[bytes | None]()
     try:
-        for _ in range(1500):
+        for _ in range(500):
             try:
                 answer = await stores.get(root.join(key))
             except StorageError:

@@ -499,17 +499,22 @@ async def test_slow_reader_of_pieces_is_not_flooded(
     assert most_nbytes < MIB
 
 
-async def test_pieces_before_a_truncation_are_returned(serve: Serve, client: HttpClient) -> None:
-    """The pieces before a truncation are returned, and each later read raises CutOffError."""
-    server = await serve([Do.READ, HEAD, b"he", Do.CLOSE])
-    response = await client.send("GET", server.target(), is_eager=True)
+@pytest.mark.parametrize(("end", "error"), [([Do.CLOSE], CutOffError), ([], TimeoutError)])
+@pytest.mark.parametrize("is_eager", [False, True])
+async def test_pieces_before_a_failure_are_returned(
+    serve: Serve, hasty: HttpClient, end: list[Step], error: type[Exception], *, is_eager: bool
+) -> None:
+    """The pieces before a truncation or silence are returned, and each later read raises."""
+    server = await serve([Do.READ, HEAD, b"he", *end])
+    response = await hasty.send("GET", server.target(), is_eager=is_eager)
     pieces = response.pieces()
 
     assert (response.status, response.length, response.is_complete) == (200, 5, False)
     assert await anext(pieces) == b"he"
     for read in (anext(pieces), response.read()):
-        with pytest.raises(CutOffError):
+        with pytest.raises(error):
             await read
+    await until(lambda: not server.open)
 
 
 async def test_pieces_are_returned_as_they_arrive(serve: Serve, client: HttpClient) -> None:

@@ -103,6 +103,7 @@ class Seen:
 class _Order:
     fault: Fault
     nth: Container[int]
+    path: str
     query: str | None
     matched: int = 0
 
@@ -144,13 +145,18 @@ class FaultyServer:
         return etag(data)
 
     def fail(
-        self, fault: Fault, *, nth: Container[int] = range(2**63 - 1), query: str | None = None
+        self,
+        fault: Fault,
+        *,
+        nth: Container[int] = range(2**63 - 1),
+        path: str = "",
+        query: str | None = None,
     ) -> None:
-        """Answer with *fault* each request, or the *nth* from now (0, 1, …).
+        """Answer with *fault* each, or the *nth* from now (0, 1, …), request below *path*.
 
         With *query*, only requests with that query fail.
         """
-        self._orders.append(_Order(fault, nth, query))
+        self._orders.append(_Order(fault, nth, path, query))
 
     def heal(self) -> None:
         """Remove all faults."""
@@ -162,7 +168,7 @@ class FaultyServer:
             self.seen.append(seen)
             faults = set()
             for order in self._orders:
-                if order.query in (None, seen.query):
+                if seen.path.startswith(order.path) and order.query in (None, seen.query):
                     if order.matched in order.nth:
                         faults.add(order.fault)
                     order.matched += 1

@@ -40,27 +40,10 @@ async def test_key_that_names_no_file_is_absent(store: LocalStore, folder: Path)
         assert await store.stat(ObjectRef(folder.as_uri(), key)) is None
 
 
-async def test_a_read_beside_a_writer_is_never_torn(store: LocalStore, folder: Path) -> None:
-    """A read of a file that is replaced at the same time returns one version."""
-    versions = [bytes([letter]) * 300_000 for letter in b"ab"]
-    (folder / "key").write_bytes(versions[0])
-    ref = ObjectRef(folder.as_uri(), "key")
-    done = threading.Event()
-
-    def write() -> None:
-        while not done.is_set():
-            for data in versions:
-                (folder / "new").write_bytes(data)
-                (folder / "new").rename(folder / "key")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(200):
-            assert (await found(store, ref)).data in versions
-    finally:
-        done.set()
-        writer.join()
+async def listed(store: LocalStore, folder: Path, prefix: str = "", **options: str) -> list[str]:
+    """Return the names in a listing of *folder*."""
+    listing = store.list(ObjectRef(folder.as_uri(), prefix), **options)
+    return [each.ref.key async for each in listing]
 
 
 async def test_listing_has_files_only(store: LocalStore, folder: Path) -> None:
@@ -75,9 +58,7 @@ async def test_listing_has_files_only(store: LocalStore, folder: Path) -> None:
     (folder / "link").symlink_to("a")
     (folder / os.fsdecode(b"no-utf8-\xff")).write_bytes(b"")
 
-    listed = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), ""))]
-
-    assert listed == [".hidden", "a/0", "link/0"]
+    assert await listed(store, folder) == [".hidden", "a/0", "link/0"]
 
 
 async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: Path) -> None:
@@ -90,9 +71,7 @@ async def test_a_folder_without_files_is_not_listed(store: LocalStore, folder: P
     (folder / "odd" / "circle").symlink_to(folder)
     (folder / "far/a/b/0").write_bytes(b"")
 
-    listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
-
-    assert [each.ref.key async for each in listing] == ["far/"]
+    assert await listed(store, folder, delimiter="/") == ["far/"]
 
 
 async def test_a_folder_that_cannot_be_read_is_listed(
@@ -111,18 +90,17 @@ async def test_a_folder_that_cannot_be_read_is_listed(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
-        listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
 
-        assert [each.ref.key async for each in listing] == ["lost+found/", "z/"]
+        assert await listed(store, folder, delimiter="/") == ["lost+found/", "z/"]
 
 
 async def test_one_file_shows_that_a_folder_is_not_empty(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One file of a folder is looked at, and folders behind the requested page are not searched."""
-    for number in range(200):
+    for number in range(70):
         (folder / f"{number:03}/deep").mkdir(parents=True)
-        for file in range(10):
+        for file in range(3):
             (folder / f"{number:03}/deep/{file}").touch()
     looks: list[os.DirEntry[bytes]] = []
 
@@ -134,7 +112,7 @@ async def test_one_file_shows_that_a_folder_is_not_empty(
     listing = store.list(ObjectRef(folder.as_uri(), ""), delimiter="/")
 
     assert (await anext(listing)).ref.key == "000/"
-    assert len(looks) == 200 + 2 * 64
+    assert len(looks) == 70 + 2 * 64
 
 
 def open_files() -> set[str]:
@@ -156,26 +134,27 @@ async def pinned_twice(store: LocalStore, ref: ObjectRef) -> Found:
 @pytest.mark.parametrize("change", ["rename", "unlink", "write", "truncate", "touch", "put"])
 async def test_changed_open_file_is_detected(store: LocalStore, folder: Path, change: str) -> None:
     """A file that is kept open and changes raises VersionChangedError, and is closed."""
-    (folder / "key").write_bytes(b"0123456789")
+    file = folder / "key"
+    file.write_bytes(b"0123456789")
     ref = ObjectRef(folder.as_uri(), "key")
     first = await pinned_twice(store, ref)
     assert (first.data, first.byte_range, first.size) == (b"12", ByteRange(1, 3), 10)
-    assert str(folder / "key") in open_files()
+    assert str(file) in open_files()
     match change:
         case "rename":
             (folder / "new").write_bytes(b"9876543210")
-            (folder / "new").rename(folder / "key")
+            (folder / "new").rename(file)
         case "unlink":
-            (folder / "key").unlink()
+            file.unlink()
         case "write":
-            (folder / "key").write_bytes(b"987")
+            file.write_bytes(b"987")
         case "touch":
-            os.utime(folder / "key", ns=(0, 1))
+            os.utime(file, ns=(0, 1))
         case "put":  # while the old file lives on under another name
-            (folder / "backup").hardlink_to(folder / "key")
+            (folder / "backup").hardlink_to(file)
             await store.put(ref, [b"9876543210"], expected=first.etag)
         case _:
-            os.truncate(folder / "key", 0)
+            os.truncate(file, 0)
 
     with pytest.raises(VersionChangedError):
         await store.get(ref, ByteRange(1, 3), if_match=first.etag)
@@ -184,7 +163,7 @@ async def test_changed_open_file_is_detected(store: LocalStore, folder: Path, ch
 
 async def test_few_files_are_open_and_none_after_closing(store: LocalStore, folder: Path) -> None:
     """At most 128 files are kept open, and none after the store is closed."""
-    for number in range(200):
+    for number in range(140):
         (folder / str(number)).write_bytes(b"0123456789")
         await pinned_twice(store, ObjectRef(folder.as_uri(), str(number)))
 
@@ -236,11 +215,9 @@ async def test_coded_chunks_are_listed_by_plain_names(store: LocalStore, folder:
         (folder / name).touch()
     (folder / "out.gz").symlink_to("../secret")
 
-    listed = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), ""))]
-    begun = [each.ref.key async for each in store.list(ObjectRef(folder.as_uri(), "1."))]
-
-    assert listed == [".gz", "1", "1.br", "2", "2.gz", "3", "4.xz", "brain.nii.gz"]
-    assert begun == ["1.br"]
+    names = [".gz", "1", "1.br", "2", "2.gz", "3", "4.xz", "brain.nii.gz"]
+    assert await listed(store, folder) == names
+    assert await listed(store, folder, "1.") == ["1.br"]
 
 
 DATA = bytes(range(256)) * 4
@@ -349,28 +326,23 @@ async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | Non
         ("link", "../data/a/b/file", "link", False),
     ],
 )
-@pytest.mark.parametrize("is_guarded", [False, True])
 async def test_a_link_that_leads_out_is_denied(
-    stores: Stores,
-    guarded: Path,
-    link: str,
-    target: str,
-    key: str,
-    *,
-    leads_out: bool,
-    is_guarded: bool,
+    stores: Stores, guarded: Path, link: str, target: str, key: str, *, leads_out: bool
 ) -> None:
-    """A link is denied if its end, a file, a folder or nothing, lies outside of the root."""
+    """A link is denied if its end, a file, a folder or nothing, lies outside of the root.
+
+    The reason names the setting that follows links from the root of a dataset.
+    """
     (guarded / link).symlink_to(target)
-    opening = stores.open_prefix if is_guarded else stores.open_root
-    root = opening(guarded.as_uri())
+    root = stores.open_root(guarded.as_uri())
+    prefix = stores.open_prefix(guarded.as_uri())
 
     if leads_out:
-        reason = await denied(stores, root.join(key))
-        assert "leads out" in reason
-        assert is_guarded or "follow_links = true" in reason
+        assert "follow_links = true" in await denied(stores, root.join(key))
+        assert "leads out" in await denied(stores, prefix.join(key))
     else:
         assert await read_guarded(stores, root, key) == b"plain"
+        assert await read_guarded(stores, prefix, key) == b"plain"
 
 
 async def test_prefix_may_be_a_link_or_the_file_system(stores: Stores, guarded: Path) -> None:
@@ -485,7 +457,7 @@ async def test_a_link_that_is_swapped_never_leads_out(
     swapper.start()
     seen = set[bytes | None]()
     try:
-        for _ in range(1500):
+        for _ in range(500):
             try:
                 answer = await stores.get(root.join(key))
             except StorageError:

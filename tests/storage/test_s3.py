@@ -1,6 +1,7 @@
 """Features of S3 alone: presigned URLs, buckets, credentials."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
@@ -141,19 +142,47 @@ async def test_failed_listing_is_an_error(
         await anext(store.list(ObjectRef(REF.bucket, "")))
 
 
-class _Listing(Handler[str]):
+class _Listing(Handler[list[str]]):
+    """Answers with the page whose number is the token."""
+
     def answer(self) -> None:
-        document = f"<ListBucketResult>{self.server.owner}</ListBucketResult>"
+        token = re.search("continuation-token=([0-9])", self.path)
+        page = self.server.owner[int(token[1]) if token else 0]
+        document = f"<ListBucketResult>{page}</ListBucketResult>"
         self.send_response(200)
         self.send_header("Content-Length", str(len(document)))
         self.end_headers()
         self.wfile.write(document.encode())
 
 
-@pytest.mark.parametrize("following", ["", "<NextContinuationToken>t</NextContinuationToken>"])
+TRUNCATED = "<IsTruncated>true</IsTruncated>"
+NEXT = "<NextContinuationToken>1</NextContinuationToken>"
+
+
+async def _list(*pages: str) -> list[str]:
+    """List a bucket of a server with *pages*."""
+    listener = Listener(_Listing, [*pages])
+    settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
+    with listener.running():
+        async with aclosing(S3Store(settings, timeout_s=LONGEST_S)) as store:
+            return [each.ref.key async for each in store.list(ObjectRef(REF.bucket, ""))]
+
+
+async def test_listing_of_two_pages_is_complete() -> None:
+    """The next page of a truncated listing is requested by its token."""
+    pages = [f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in "ab"]
+
+    names = await _list(TRUNCATED + NEXT + pages[0], f"<IsTruncated>false</IsTruncated>{pages[1]}")
+
+    assert names == ["a", "b"]
+
+
+@pytest.mark.parametrize("following", ["", NEXT])
 async def test_truncated_listing_without_a_next_page_raises(following: str) -> None:
     """A truncated listing that names no next page, or the same one again, is not taken for all."""
-    await _check_refused(f"<IsTruncated>true</IsTruncated>{following}", "no next page")
+    page = TRUNCATED + following
+    with pytest.raises(StorageUnavailableError, match="no next page"):
+        await _list(page, page)
 
 
 @pytest.mark.parametrize(
@@ -169,17 +198,8 @@ async def test_truncated_listing_without_a_next_page_raises(following: str) -> N
 )
 async def test_listing_with_an_invalid_entry_raises(entry: str, reason: str) -> None:
     """A listing with an entry that has no name, or no size of 0 to 2^63-1, is not believed."""
-    await _check_refused(f"<IsTruncated>false</IsTruncated>{entry}", reason)
-
-
-async def _check_refused(members: str, reason: str) -> None:
-    """Assert that a listing with *members* is refused for *reason*."""
-    listener = Listener(_Listing, members)
-    settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
-    with listener.running():
-        async with aclosing(S3Store(settings, timeout_s=LONGEST_S)) as store:
-            with pytest.raises(StorageUnavailableError, match=reason):
-                await anext(store.list(ObjectRef(REF.bucket, "")))
+    with pytest.raises(StorageUnavailableError, match=reason):
+        await _list(f"<IsTruncated>false</IsTruncated>{entry}")
 
 
 async def test_anonymous_request_is_not_signed(faulty: FaultyServer) -> None:

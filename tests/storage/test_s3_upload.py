@@ -172,6 +172,7 @@ async def test_unchanged_parts_are_copied_by_the_server(large: LargeObject) -> N
     assert [each.copied > 0 for each in large.notices] == [True, True]
 
 
+@pytest.mark.parametrize("large", ["seaweedfs"], indirect=True)
 async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
     """Content coding and metadata are written with each rewrite."""
     headers = ObjectHeaders("br", metadata=(("a", "b"),))
@@ -204,6 +205,7 @@ async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
     assert large.left() == []
 
 
+@pytest.mark.parametrize("large", ["seaweedfs"], indirect=True)
 async def test_cancelled_rewrite_leaves_no_upload(large: LargeObject) -> None:
     """A rewrite cancelled at any time leaves the old or the new object, and no upload."""
     for pause_s in (0.005, 0.02, 0.05, 0.1, 0.2):
@@ -239,6 +241,7 @@ async def test_large_new_object_is_sent_in_parts(
     await large.store.aclose()
 
 
+@pytest.mark.parametrize("large", ["seaweedfs"], indirect=True)
 async def test_small_object_is_sent_whole(large: LargeObject) -> None:
     """A small object is put as a whole, and the notice says so."""
     await large.rewrite([ByteRange(0, 10), b"new"], large.etag)

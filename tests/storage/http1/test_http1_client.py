@@ -17,10 +17,9 @@ from shardgate.storage.http1_client import (
     NoAnswerError,
     RequestTarget,
 )
-from tests.support.storage.http1.scripted import Do, Serve, Step, answer, fetch, until
+from tests.support.storage.http1.scripted import HEAD, Do, Serve, Step, answer, fetch, until
 
 ANSWERED: list[Step] = [Do.READ, answer()]
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 UNMEASURED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
@@ -79,38 +78,33 @@ async def test_request_is_repeated_for_kept_connections(serve: Serve, client: Ht
     assert sorted(server.asked_on) == [0, 0, 1, 1, 2]
 
 
-async def test_request_is_not_repeated_on_new_connections(serve: Serve, client: HttpClient) -> None:
-    """A request that is repeated on a new connection which closes raises NoAnswerError."""
-    server = await serve([*ANSWERED, Do.READ, Do.CLOSE], [Do.READ, Do.CLOSE])
-    await fetch(client, server.target())
-    with pytest.raises(NoAnswerError):
-        await client.send("GET", server.target())
-
-    assert server.asked_on == [0, 0, 1]
-
-
 @pytest.mark.parametrize(
-    ("steps", "error"),
+    ("scripts", "error", "asked_on"),
     [
-        ([Do.READ, Do.CLOSE], NoAnswerError),
-        ([Do.READ, Do.RESET], ConnectionResetError),
+        ([[Do.READ, Do.CLOSE], ANSWERED], NoAnswerError, [0]),
+        ([[Do.READ, Do.RESET], ANSWERED], ConnectionResetError, [0]),
         *(
-            ([*ANSWERED, Do.READ, data, Do.CLOSE], NoAnswerError)
+            ([[*ANSWERED, Do.READ, data, Do.CLOSE], ANSWERED], NoAnswerError, [0, 0])
             for data in (b"H", HEAD[:-2], b"HTTP/1.1 100 Continue\r\n\r\n")
         ),
+        ([[*ANSWERED, Do.READ, Do.CLOSE], [Do.READ, Do.CLOSE]], NoAnswerError, [0, 0, 1]),
     ],
 )
 async def test_a_request_that_the_server_may_have_processed_is_not_repeated(
-    serve: Serve, client: HttpClient, steps: list[Step], error: type[Exception]
+    serve: Serve,
+    client: HttpClient,
+    scripts: list[list[Step]],
+    error: type[Exception],
+    asked_on: list[int],
 ) -> None:
     """A request is not repeated if a new connection closes, or if a response has begun."""
-    server = await serve(steps, ANSWERED)
-    if steps.count(Do.READ) > 1:
+    server = await serve(*scripts)
+    if scripts[0].count(Do.READ) > 1:
         await fetch(client, server.target())
     with pytest.raises(error):
         await client.send("GET", server.target())
 
-    assert server.connections == 1
+    assert server.asked_on == asked_on
 
 
 async def test_refused_connection_raises_oserror(serve: Serve, client: HttpClient) -> None:
@@ -452,20 +446,6 @@ async def test_slow_steady_response_is_no_timeout(serve: Serve) -> None:
     server = await serve(steps)
     async with aclosing(HttpClient(connections=1, silence_s=2)) as client:
         assert await fetch(client, server.target()) == b"0123456789"
-
-
-@pytest.mark.parametrize("is_eager", [False, True])
-async def test_stalled_body_is_timeout(serve: Serve, hasty: HttpClient, *, is_eager: bool) -> None:
-    """A body that stalls raises TimeoutError after its first pieces."""
-    server = await serve([Do.READ, HEAD, b"he"])
-    response = await hasty.send("GET", server.target(), is_eager=is_eager)
-    pieces = response.pieces()
-
-    assert (response.status, await anext(pieces)) == (200, b"he")
-    for read in (anext(pieces), response.read()):
-        with pytest.raises(TimeoutError):
-            await read
-    await until(lambda: not server.open)
 
 
 async def test_stalled_handshake_is_a_timeout(serve: Serve, hasty: HttpClient) -> None:

@@ -5,7 +5,6 @@ endpoint of all regions 307 while the bucket is new, and a signature for another
 """
 
 import asyncio
-import http.client
 import re
 import socket
 import ssl
@@ -113,13 +112,7 @@ class _Handler(Handler[Amazon]):
         self._send(status, {**headers, "Content-Length": str(len(document))}, document)
 
     def _pass_on(self, body: bytes) -> None:
-        with closing(
-            http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
-        ) as upstream:
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("connection", "expect"):
-                    upstream.putheader(name, value)
+        with closing(self.begin_upstream(self.server.owner.upstream)) as upstream:
             upstream.endheaders(body)
             answer = upstream.getresponse()
             data = answer.read()

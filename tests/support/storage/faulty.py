@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -76,7 +77,6 @@ class Fault(Enum):
     BAD_DATE = "sends a Last-Modified that is none"
     WEAK_ETAG = "sends a weak ETag"
     CHUNKED = "announces no length"
-    REDIRECT = "redirects to the same object"
     REPLACE = "replaces the object just before it answers"
 
 
@@ -122,7 +122,7 @@ class FaultyServer:
         """Number of overwritten objects, which changes Last-Modified."""
         self.stopping = threading.Event()
         self._orders: list[_Order] = []
-        self._noted = threading.Condition()
+        self._lock = threading.Lock()
         self._server = Listener(_Handler, self)
         self.url = self._server.url
         if tls is not None:
@@ -148,7 +148,7 @@ class FaultyServer:
         self,
         fault: Fault,
         *,
-        nth: Container[int] | None = None,
+        nth: Container[int] = range(2**63 - 1),
         path: str = "",
         query: str | None = None,
     ) -> None:
@@ -156,23 +156,16 @@ class FaultyServer:
 
         With *query*, only requests with that query fail.
         """
-        numbers = range(2**63 - 1) if nth is None else nth
-        self._orders.append(_Order(fault, numbers, path, query))
+        self._orders.append(_Order(fault, nth, path, query))
 
     def heal(self) -> None:
         """Remove all faults."""
         self._orders.clear()
 
-    def wait_for(self, count: int) -> None:
-        """Return when *count* requests were seen."""
-        with self._noted:
-            self._noted.wait_for(lambda: len(self.seen) >= count, timeout=LONGEST_S)
-
     def faults_of(self, seen: Seen) -> set[Fault]:
         """Record a request, and return its faults."""
-        with self._noted:
+        with self._lock:
             self.seen.append(seen)
-            self._noted.notify_all()
             faults = set()
             for order in self._orders:
                 if seen.path.startswith(order.path) and order.query in (None, seen.query):
@@ -191,6 +184,7 @@ class FaultyServer:
                 self.stopping.set()
 
 
+@lru_cache(8)
 def etag(data: bytes) -> str:
     """Return the ETag of an object, as S3 computes it."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
@@ -217,8 +211,6 @@ class _Handler(Handler[FaultyServer]):
             owner.put(bucket, key, owner.objects[seen.path][::-1] + b"!")
         if (location := owner.redirects.get(seen.path)) is not None:
             self._send(302, b"", {"Location": location})
-        elif Fault.REDIRECT in self.faults and "redirected" not in query:
-            self._send(302, b"", {"Location": f"{parts.path}?redirected"})
         elif "list-type" in query:
             self._list(bucket, query)
         elif not key:

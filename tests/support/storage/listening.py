@@ -1,9 +1,10 @@
 """Base classes of the servers and proxies with faults."""
 
+import http.client
 import socket
 import struct
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -50,6 +51,19 @@ class Handler[T](BaseHTTPRequestHandler):
     def body(self) -> bytes:
         """Read the body of the request."""
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def begin_upstream(
+        self, upstream: str, hides: Callable[[str], bool] = lambda _header: False
+    ) -> http.client.HTTPConnection:
+        """Send the head of the request on, without hidden headers; for ``host`` its own."""
+        connection = http.client.HTTPConnection(upstream, timeout=60)
+        connection.putrequest(
+            self.command, self.path, skip_host=not hides("host"), skip_accept_encoding=True
+        )
+        for name, value in self.headers.items():
+            if name.lower() not in ("connection", "expect") and not hides(name.lower()):
+                connection.putheader(name, value)
+        return connection
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("do_") and name.removeprefix("do_") in self.methods:

@@ -145,7 +145,7 @@ async def come_and_go(folder: Path, seed: int) -> None:
     store, numbers = LocalStore(), random.Random(seed)
 
     async def turn(number: int) -> None:
-        for _ in range(100):
+        for _ in range(40):
             above = "/".join(numbers.choice("ab") for _ in range(numbers.randrange(1, 4)))
             ref = ObjectRef(folder.as_uri(), f"{above}/{seed}-{number}")
             etag = await store.put(ref, [b"1"], expected=numbers.choice([ABSENT, None]))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Container, Generator
 from contextlib import closing, contextmanager, suppress
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -110,6 +111,14 @@ class Proxy:
         with self._lock:
             self.seen.clear()
             self._order = nth, mishap
+
+    def heal(self) -> None:
+        """Pass all requests on unchanged, and forget those that were seen."""
+        with self._lock:
+            self.seen.clear()
+            self._order = None
+            self.between = lambda: None
+            self.passes_on = False
 
     def note(self, request: str) -> Fault | None:
         """Count a request, and return its fault."""
@@ -215,17 +224,8 @@ class _Handler(Handler[Proxy]):
                 upstream.sock.recv(1)
 
     def _begun(self) -> http.client.HTTPConnection:
-        """Send the head, without hidden headers."""
-        upstream = http.client.HTTPConnection(self.server.owner.upstream, timeout=60)
-        own_host = self.server.owner.hides(self.command, "host")
-        upstream.putrequest(
-            self.command, self.path, skip_host=not own_host, skip_accept_encoding=True
-        )
-        for name, value in self.headers.items():
-            hidden = name.lower() in ("connection", "expect")
-            if not hidden and not self.server.owner.hides(self.command, name.lower()):
-                upstream.putheader(name, value)
-        return upstream
+        owner = self.server.owner
+        return self.begin_upstream(owner.upstream, partial(owner.hides, self.command))
 
     def _send(
         self, status: int, headers: list[tuple[str, str]], body: bytes, announced: int | None = None

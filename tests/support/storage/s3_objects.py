@@ -21,7 +21,12 @@ class Written:
             timeout_s=60,
             options=S3WriteOptions(on_write=self.notices.append, **options),
         )
-        self.root = ObjectRef(f"s3://{server.bucket}", f"written/{uuid4().hex}")
+        self.move()
+
+    def move(self) -> None:
+        """Take another prefix, and forget all notices."""
+        self.notices.clear()
+        self.root = ObjectRef(f"s3://{self.server.bucket}", f"written/{uuid4().hex}")
         self.ref = self.root.join("key")
 
     def put(self, data: bytes) -> ETag:

@@ -15,6 +15,8 @@ _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """Linger time of zero, with which closing is a reset."""
 
 _BLOCK_BYTES: Final = 256 * 1024
+HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+"""The head of a response of five bytes."""
 
 
 class Do(StrEnum):

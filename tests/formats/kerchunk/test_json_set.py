@@ -50,14 +50,11 @@ def _found(document: Any) -> dict[str, SourcePart | InvalidReference | bytes | N
     }
 
 
-@pytest.mark.parametrize("inline_nbytes", [0, 100])
-async def test_keys_of_a_file_are_read_as_by_fsspec(tmp_path: Path, inline_nbytes: int) -> None:
+async def test_keys_of_a_file_are_read_as_by_fsspec(tmp_path: Path) -> None:
     """Each key of a set that kerchunk made of an HDF5 file has the bytes that fsspec reads."""
     write_hdf5(tmp_path / "a.h5")
-    write_json(
-        path := tmp_path / "refs.json",
-        kerchunk_of(tmp_path / "a.h5", inline_nbytes=inline_nbytes),
-    )
+    path = tmp_path / "refs.json"
+    write_json(path, kerchunk_of(tmp_path / "a.h5", inline_nbytes=100))
     peer = fsspec_of(path)
 
     async with opening(path) as opened:
@@ -118,12 +115,6 @@ def test_last_of_equal_names_counts() -> None:
         "a": SourcePart("s3://b/x", ByteRange(3, 7)),
         "b": b"2",
     }
-
-
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\nb", "a\\b"])
-def test_name_that_is_no_key_is_left_out(name: str) -> None:
-    """A name that no request can have, as kerchunk gives scalars of GRIB, is left out."""
-    assert _found({name: "x", "b": "y"}) == {"b": b"y"}
 
 
 def test_templates_and_patterns_are_expanded() -> None:
@@ -236,14 +227,7 @@ def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None
 
 INVALID: list[tuple[Any, str]] = [
     (1, "expected a text"),
-    (None, "expected a text"),
-    ([], "expected a text"),
-    (["s3://b/x", 1], "expected a text"),
-    ([1], "expected a text"),
-    (["s3://b/x", 1.5, 2], "expected integers"),
     (["s3://b/x", True, 2], "expected integers"),
-    (["s3://b/x", "1", 2], "expected integers"),
-    (["s3://b/x", 1, None], "expected integers"),
     (["s3://b/x", float("nan"), 2], "expected integers"),
     (["s3://b/x", -1, 2], "offset: expected an integer of 0 to"),
     (["s3://b/x", 1, -2], "length at 1: expected an integer of 0 to"),
@@ -267,21 +251,6 @@ def test_invalid_reference_fails_its_own_key(value: Any, reason: str, version: i
     assert isinstance(invalid := found.pop("a"), InvalidReference)
     assert reason in invalid.reason
     assert found == {"b": b"text", "c": SourcePart("s3://b/x", ByteRange(1, 3))}
-
-
-def test_numbers_may_be_written_as_floats_or_left_out() -> None:
-    """Offset and length may be `1.0`, and `null` for a whole object."""
-    assert _found({"a": ["s3://b/x", 1.0, 2.0], "b": ["s3://b/x", None, None]}) == {
-        "a": SourcePart("s3://b/x", ByteRange(1, 3)),
-        "b": SourcePart("s3://b/x", None),
-    }
-
-
-def test_members_may_be_null() -> None:
-    """Templates and patterns may be `null`."""
-    refs = {"a": "b"}
-
-    assert _found({"version": 1, "templates": None, "gen": None, "refs": refs}) == {"a": b"b"}
 
 
 def test_names_that_are_no_keys_are_counted() -> None:
@@ -385,8 +354,8 @@ async def test_compressed_set_is_known_by_its_name(tmp_path: Path) -> None:
 
 
 def test_reference_takes_twenty_bytes_beside_its_name() -> None:
-    """A hundred thousand references to a few files take 28 bytes each, and their names."""
-    names = [f"t/{i}.{j}" for i in range(100) for j in range(1000)]
+    """Ten thousand references to a few files take 28 bytes each, and their names."""
+    names = [f"t/{i}.{j}" for i in range(10) for j in range(1000)]
     refs = {name: [f"s3://bucket/{n % 7}.nc", n, 1000] for n, name in enumerate(names)}
     found = _decode({"version": 1, "refs": refs})
 

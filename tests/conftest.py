@@ -61,7 +61,7 @@ def turn(item: pytest.Item) -> int:
     return _ORDER.index(folder) if folder in _ORDER else 0
 
 
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("untimed", settings(), deadline=None, max_examples=40)
 settings.load_profile("untimed")
 
 

@@ -1,13 +1,12 @@
 """`shardgate.formats.zarr.array_spec`: the shards of inner chunks."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from shardgate.formats.zarr.metadata import parse_array
 from tests.support.formats.zarr.building import array_metadata, rectilinear, sharding
 from tests.support.formats.zarr.nesting import Nesting, nestings
 
 
-@settings(max_examples=100)
 @given(nestings())
 def test_each_inner_chunk_has_an_entry_of_its_own_in_its_shard(nesting: Nesting) -> None:
     """Each inner chunk lies in its shard, where no other chunk has its entry."""

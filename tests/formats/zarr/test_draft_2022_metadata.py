@@ -293,7 +293,7 @@ def test_metadata_that_is_no_object_is_refused(document: Any) -> None:
         _decode(document)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations({**BY_ZARR_PYTHON, "extensions": [_MAY]}))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Metadata with random wrong values decodes to a document or raises DecodeError."""

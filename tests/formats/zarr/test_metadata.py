@@ -209,7 +209,7 @@ _NESTED = array_metadata(
 _RECTILINEAR = {**_NESTED, "chunk_grid": rectilinear([4, [8, 2]], 4)}
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations(_NESTED, _RECTILINEAR, consolidated({"a": _NESTED})))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:
     """Metadata with random wrong values decode to a node or raise DecodeError."""

@@ -94,8 +94,8 @@ async def test_listing_is_that_of_the_set_in_json(tmp_path: Path) -> None:
     prefixes = ["", "t", "t/", "t/1", "g/u/1", "g/", "x"]
 
     async with opening(path) as opened, opening(json_path) as expected:
-        every = ["", *await expected.names(), "t/1", "t/1.", "t0", "zz"]
-        for window in product(prefixes, every, ["", "/"]):
+        some = ["", *[*await expected.names()][::3], "t/1", "t/1.", "t0", "zz"]
+        for window in product(prefixes, some, ["", "/"]):
             assert list(await opened.names(*window)) == list(await expected.names(*window)), window
 
 

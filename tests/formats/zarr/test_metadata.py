@@ -507,13 +507,3 @@ async def test_body_without_a_node_is_refused(given: bytes) -> None:
         await NodeTranslator(ROOT, 2**20).translate(
             given, None, DirectFetch(MemoryStore()), run_in_thread
         )
-
-
-async def test_long_document_nested_600_deep_is_written() -> None:
-    """Metadata of a sharded array that are both long and nested 600 deep are stored whole."""
-    deep: Any = list(range(10_000))
-    for _ in range(600):
-        deep = {"a": deep}
-    given = {**served(SHARDED), "attributes": {"deep": deep}}
-
-    assert (await translated(given, SHARDED))["attributes"] == given["attributes"]

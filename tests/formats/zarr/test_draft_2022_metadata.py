@@ -286,13 +286,6 @@ def test_omitted_last_dimensions_are_not_sharded(
     assert example.indexes[0].nbytes == 1024
 
 
-@pytest.mark.parametrize("document", [[], None, 7, "array"])
-def test_metadata_that_is_no_object_is_refused(document: Any) -> None:
-    """Metadata that is no JSON object raises DecodeError."""
-    with pytest.raises(DecodeError, match="no object"):
-        _decode(document)
-
-
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations({**BY_ZARR_PYTHON, "extensions": [_MAY]}))
 def test_wrong_metadata_is_refused_or_understood(document: Any) -> None:

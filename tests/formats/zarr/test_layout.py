@@ -38,7 +38,6 @@ from tests.support.formats.zarr.building import (
     WrittenArray,
     array_metadata,
     build,
-    build_nested,
     checksum,
     chunk_bytes,
     encode_index,
@@ -70,14 +69,6 @@ def test_chunks_of_any_nesting_are_read(nesting: Nesting, data: st.DataObject) -
 
     for limit in (2**20, 40, 0):
         assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:50]}
-
-
-async def test_nested_index_is_read_under_the_etag_of_the_outer_one() -> None:
-    """An inner index is read with If-Match of the outer one's ETag."""
-    case = Container(build_nested({"c/1": b"one"}))
-    await case.locate("c/1")
-
-    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
 
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])

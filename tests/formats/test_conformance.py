@@ -28,6 +28,9 @@ from tests.support.read.stores import Watching
 from tests.support.resolving import ROOT, reading
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_case_with_steps_of_its_own = pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.is_spelling], ids=str
+)
 every_checksummed_case = pytest.mark.parametrize(
     "case", [case for case in CASES if case.checksummed], ids=str
 )
@@ -187,7 +190,7 @@ def test_formats_are_imported_by_their_own_modules_only() -> None:
             assert [folder for folder in FOLDERS if f"formats.{folder}" in text] == [], path
 
 
-@every_case
+@every_case_with_steps_of_its_own
 @pytest.mark.parametrize("whole_index_nbytes", [2**20, 0])
 async def test_overwrite_during_a_read_yields_the_old_or_new_chunk(
     case: Case, whole_index_nbytes: int
@@ -223,7 +226,7 @@ class _LosingStore(MemoryStore):
 _PAGE = b"<html>Bad gateway</html>"
 
 
-@every_case
+@every_case_with_steps_of_its_own
 @pytest.mark.parametrize(
     "page", [None, Found(_PAGE, ByteRange(0, len(_PAGE)), len(_PAGE), ETag('"page"'))]
 )
@@ -268,7 +271,7 @@ def _fail(_: MemoryStore, ref: ObjectRef) -> None:
     raise StorageUnavailableError(ref, "for the test")
 
 
-@every_case
+@every_case_with_steps_of_its_own
 async def test_failed_read_does_not_affect_the_next_request(case: Case) -> None:
     """A request fails if any one read fails, and the next request succeeds."""
     key, expected = next(iter(case.chunks.items()))
@@ -291,7 +294,7 @@ async def _damage_of(watched: Watching, key: str) -> str | None:
     return None
 
 
-@every_case
+@every_case_with_steps_of_its_own
 async def test_damage_is_read_once_a_second_and_repeated_to_the_letter(case: Case) -> None:
     """Whichever object is damaged, a refused request costs no read when it is repeated within a
     second, and fails with the same message.

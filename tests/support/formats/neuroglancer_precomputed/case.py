@@ -174,6 +174,7 @@ def _volumes() -> Iterator[Case]:
                 "s0",
             ),
             checksummed=False,
+            is_spelling=name in ("murmur", "gzip-index"),
         )
 
 

@@ -95,19 +95,15 @@ def test_any_dictionary_is_decoded(
     assert _texts(ParquetFile(data, len(rows)), "path") == _encoded(rows)
 
 
-def test_absent_column_of_texts_has_no_values(tmp_path: Path) -> None:
-    """A column of texts that does not exist is empty; one of integers is an error."""
+def test_absent_column_is_empty_or_refused(tmp_path: Path) -> None:
+    """A column of texts that does not exist is empty; one of integers, or of another type than
+    expected, is refused.
+    """
     file = ParquetFile(_write(tmp_path / "a.parq"), 6)
 
     assert set(_texts(file, "other")) == {None}
     with pytest.raises(DecodeError, match="no column size"):
         file.integers("size")
-
-
-def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
-    """Texts are no integers, and integers no texts."""
-    file = ParquetFile(_write(tmp_path / "a.parq"), 6)
-
     with pytest.raises(DecodeError, match="has no 5 integers"):
         file.integers("path")
     with pytest.raises(DecodeError, match="no texts or bytes"):

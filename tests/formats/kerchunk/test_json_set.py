@@ -26,10 +26,7 @@ from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange
 from tests.support.formats.kerchunk.sets import (
     LIMIT_NBYTES,
-    fsspec_of,
-    kerchunk_of,
     opening,
-    write_hdf5,
     write_json,
 )
 
@@ -48,23 +45,6 @@ def _found(document: Any) -> dict[str, SourcePart | InvalidReference | bytes | N
         for name, row in found.names.below("", "", "")
         if row is not None
     }
-
-
-async def test_keys_of_a_file_are_read_as_by_fsspec(tmp_path: Path) -> None:
-    """Each key of a set that kerchunk made of an HDF5 file has the bytes that fsspec reads."""
-    write_hdf5(tmp_path / "a.h5")
-    path = tmp_path / "refs.json"
-    write_json(path, kerchunk_of(tmp_path / "a.h5", inline_nbytes=100))
-    peer = fsspec_of(path)
-
-    async with opening(path) as opened:
-        names = await opened.names()
-        found = {name: await opened.read(name) for name in names}
-
-    assert len(names) > 20
-    assert names == {name: len(data or b"") for name, data in found.items()}
-    assert names.keys() - peer.references.keys() == {".zmetadata"}
-    assert {name: peer.cat_file(name) for name in peer.references}.items() <= found.items()
 
 
 TEXTS = st.text(string.ascii_letters + '/.0é\u4e2d{}:, "\\', min_size=1, max_size=12)
@@ -114,38 +94,6 @@ def test_last_of_equal_names_counts() -> None:
     assert _found(b'{"a": "1", "b": "2", "a": ["s3://b/x", 3, 4]}') == {
         "a": SourcePart("s3://b/x", ByteRange(3, 7)),
         "b": b"2",
-    }
-
-
-def test_templates_and_patterns_are_expanded() -> None:
-    """The example of the specification has the references that it says."""
-    document = {
-        "version": 1,
-        "templates": {"u": "server.domain/path", "f": "{{c}}"},
-        "gen": [
-            {
-                "key": "gen_key{{i}}",
-                "url": "http://{{u}}_{{i}}",
-                "offset": "{{(i + 1) * 1000}}",
-                "length": "1000",
-                "dimensions": {"i": {"stop": 2}},
-            }
-        ],
-        "refs": {
-            "key0": "data",
-            "key1": ["http://target_url", 10000, 100],
-            "key2": ["http://{{u}}", 10000, 100],
-            "key3": ["http://{{f(c='text')}}", 10000, 100],
-        },
-    }
-
-    assert _found(document) == {
-        "gen_key0": SourcePart("http://server.domain/path_0", ByteRange(1000, 2000)),
-        "gen_key1": SourcePart("http://server.domain/path_1", ByteRange(2000, 3000)),
-        "key0": b"data",
-        "key1": SourcePart("http://target_url", ByteRange(10000, 10100)),
-        "key2": SourcePart("http://server.domain/path", ByteRange(10000, 10100)),
-        "key3": SourcePart("http://text", ByteRange(10000, 10100)),
     }
 
 

@@ -110,16 +110,6 @@ def test_absent_column_is_empty_or_refused(tmp_path: Path) -> None:
         file.texts("offset")
 
 
-def test_inflated_size_is_announced(tmp_path: Path) -> None:
-    """The bytes of all pages are known before they are inflated, and a file keeps to them."""
-    large = [b"\0" * 10**6, *RAWS[1:]]
-    data = _write(tmp_path / "a.parq", raws=large)
-    file = ParquetFile(data, 6)
-
-    assert len(data) < 3000
-    assert 10**6 < file.decoded_nbytes < 10**6 + 2000
-
-
 def test_page_that_inflates_further_is_refused(tmp_path: Path) -> None:
     """A page that inflates to more bytes than its header says is refused, and not inflated."""
     noise = random.Random(0).randbytes(50_000)

@@ -20,6 +20,7 @@ ROOTS = {
     "file:////other//deep/": ObjectRef("deep", ""),
 }
 ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
+MOST = 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -143,20 +144,13 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
     assert len(etags) == 3
 
 
-@pytest.mark.parametrize("part", [(True, 1), (1, True), (-1, 2), (5, -5), (0, 2**70)])
+@pytest.mark.parametrize("part", [(True, 1), (1, True), (-1, 2), (5, -5), (0, 2**70), (MOST, 1)])
 def test_part_of_other_numbers_is_refused(part: tuple[int, int]) -> None:
-    """The offset and the length of a part are integers from 0, and no booleans."""
-    with pytest.raises(DecodeError, match="expected an integer of 0"):
-        TableBuilder(2).add_source("a", "s3://b/x", part)
-
-
-def test_part_past_the_end_of_any_object_is_refused() -> None:
-    """The end of a part is less than 2**63."""
+    """Offset, length and end of a part are integers from 0 to 2^63-1, and no booleans."""
     builder = TableBuilder(2)
-    builder.add_source("a", "s3://b/x", (2**63 - 2, 1))
-
-    with pytest.raises(DecodeError, match="length at 9223372036854775807: expected"):
-        builder.add_source("a", "s3://b/x", (2**63 - 1, 1))
+    builder.add_source("a", "s3://b/x", (MOST - 1, 1))
+    with pytest.raises(DecodeError, match="expected an integer of 0"):
+        builder.add_source("a", "s3://b/x", part)
 
 
 def test_more_references_than_the_limit_are_refused() -> None:

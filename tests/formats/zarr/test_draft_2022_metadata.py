@@ -367,13 +367,3 @@ def test_description_has_chunks_and_shards(document: Json, expected: Any) -> Non
         found.chunks_per_shard,
         found.index_location,
     )
-
-
-def test_invalid_metadata_has_no_description() -> None:
-    """Invalid metadata raises DecodeError when described; an unknown transformer is a reason."""
-    mirrored = describe("", _decode({**_SHARDED, "storage_transformers": [_OTHER]}))
-
-    assert "example.org/mirror" in mirrored.why_sharded
-    for invalid in ({"shape": 8}, {"chunk_grid": {"type": "regular", "chunk_shape": "x"}}):
-        with pytest.raises(DecodeError):
-            describe("", _decode(_SERVED | invalid))

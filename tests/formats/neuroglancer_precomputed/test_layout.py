@@ -14,7 +14,6 @@ from tests.support.formats.neuroglancer_precomputed.case import (
     IDS,
     build,
     build_meshes,
-    chunk_bytes,
     encode_manifest,
     mesh_info,
     volume_info,
@@ -27,6 +26,7 @@ from tests.support.formats.neuroglancer_precomputed.shards import (
     decoded,
     part,
 )
+from tests.support.formats.zarr.building import chunk_bytes
 from tests.support.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS

@@ -134,6 +134,7 @@ REFUSED: Final = {
         ),
         "entries",
     ),
+    "comment past the directory": (archive(Entry(b"a", central={"comment": 5})), "its entries 52"),
     "short directory": (archive(FIRST, SECOND, end={"nbytes": 93}), "no entry 0"),
     "directory before the archive": (archive(FIRST, end={"start": 99}), "places the central"),
     "directory larger than the file": (archive(FIRST, end={"nbytes": 9999}), "places the central"),

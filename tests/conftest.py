@@ -62,17 +62,14 @@ def turn(item: pytest.Item) -> int:
     return _ORDER.index(folder) if folder in _ORDER else 0
 
 
-def _be_patient() -> None:
-    """Let httpx wait as long as a busy machine takes, where a test does not say how long."""
-    for name in ("connect", "read", "write", "pool"):
-        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, _PATIENCE_S)  # noqa: SLF001
-
-
-_be_patient()
 settings.register_profile(
-    "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    settings(),
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("untimed")
+settings.load_profile("quick")
 
 
 @pytest.hookimpl(optionalhook=True)

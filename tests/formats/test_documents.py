@@ -32,15 +32,13 @@ _LIMIT = 100
 
 @dataclass(frozen=True)
 class _Dialect:
-    """Dialect of documents with its own member, which is invalid if it is 0."""
+    """Dialect of documents with its own member."""
 
     member: str
 
     def parse(self, document: Any, data: bytes) -> Opaque | None:
         if not isinstance(document, dict) or self.member not in document:
             return None
-        if document[self.member] == 0:
-            raise DecodeError(f"{self.member} is 0")
         return Opaque(data)
 
     def may_rewrite(self, data: bytes) -> bool:
@@ -57,7 +55,7 @@ _DIALECTS = (_Dialect("a"), _Dialect("b"))
 _decode = MarkerDecoder(_DIALECTS, _LIMIT)
 
 
-@pytest.mark.parametrize(("document", "at"), [({"a": 1}, 0), ({"b": 1}, 1), ({"a": 1, "b": 0}, 0)])
+@pytest.mark.parametrize(("document", "at"), [({"a": 1}, 0), ({"b": 1}, 1), ({"b": 1, "a": 1}, 0)])
 def test_first_dialect_that_recognizes_a_document_decodes_it(document: Any, at: int) -> None:
     """A document is decoded by the first dialect that recognizes it."""
     data = json.dumps(document).encode()
@@ -99,12 +97,6 @@ def test_empty_or_zeroed_marker_is_refused(data: bytes) -> None:
     """A marker that is empty or has only zero bytes, as after a crash, is damage."""
     with pytest.raises(DecodeError, match=r"it is empty|it has only zero bytes"):
         _decode(data)
-
-
-def test_error_of_a_dialect_is_raised_unchanged() -> None:
-    """The error of a dialect for an invalid document is raised unchanged."""
-    with pytest.raises(DecodeError, match=r"^a is 0$"):
-        _decode(b'{"a": 0}')
 
 
 def test_marker_above_the_limit_is_not_parsed() -> None:
@@ -236,12 +228,9 @@ def test_json_round_trip_keeps_the_text(document: Any, padding: int) -> None:
 
 
 @pytest.mark.parametrize("item", [b"{}", b"7", b"0.5", b"[[]]", b"null", b'"{}7\\\\"'])
-@pytest.mark.parametrize("around", [(b"[", b"]"), (b'{"a":[[[[', b"]]]]}")])
-def test_long_document_is_parsed_and_written_in_many_calls(
-    item: bytes, around: tuple[bytes, bytes]
-) -> None:
+def test_long_document_is_parsed_and_written_in_many_calls(item: bytes) -> None:
     """Long JSON is parsed and written in many Python calls, so that other threads can run."""
-    text = around[0] + (b"," + b" " * 20).join([item] * 2**14) + around[1]
+    text = b'{"a":[[[[' + (b"," + b" " * 20).join([item] * 2**14) + b"]]]]}"
     called = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -274,7 +263,9 @@ def _nested(levels: int, innermost: Any) -> Any:
     return innermost
 
 
-@pytest.mark.parametrize("innermost", [1, ["x" * 100] * 5000, ["]", "[" * 2000, 'x\\"[[']])
+@pytest.mark.parametrize(
+    "innermost", [1, ["x" * 100] * 5000, ["]", "{[" * 2000, 'x\\"[[', "\\\\", "["]]
+)
 def test_document_nested_1024_deep_is_parsed_and_written(innermost: Any) -> None:
     """A document of 1,024 levels, short or long, is parsed, and written as it was."""
     levels = 1024 - isinstance(innermost, list)
@@ -302,10 +293,3 @@ def test_brackets_that_never_end_are_refused(mark: str) -> None:
     """Begun lists and objects, 100,000 inside one another, are refused before they are parsed."""
     with pytest.raises(ValueError, match="nested deeper than 1024 levels"):
         parse_json(mark.encode() * 100_000)
-
-
-def test_brackets_within_strings_are_no_levels() -> None:
-    """Brackets in strings, also behind escaped quotes and backslashes, do not nest."""
-    document = ["[" * 5000, '\\"' + "{" * 5000, {"\\\\": "[{" * 5000}]
-
-    assert parse_json(json.dumps(document).encode()) == document

@@ -33,30 +33,22 @@ def test_names_have_positions_and_other_texts_none(names: set[str], others: set[
     assert {found.position(text) for text in others.difference(names)} <= {None}
 
 
-@given(st.sets(_names, max_size=70), _texts, _texts)
-def test_names_below_a_prefix_follow_any_text(names: set[str], start: str, last: str) -> None:
-    """The names that begin with a prefix and sort after a text come in order, with positions."""
-    ordered = sorted(names, key=str.encode)
-    found, _ = SortedNames.of([name.encode() for name in names])
-    expected = [(name, at) for at, name in enumerate(ordered)]
+@given(st.sets(_names, max_size=70), _texts, _texts, st.sampled_from(["", "/"]))
+def test_names_below_a_prefix_follow_any_text(
+    names: set[str], start: str, last: str, delimiter: str
+) -> None:
+    """The names that begin with a prefix and sort after a text come in order, with positions.
 
-    assert list(found.below(start, last, "")) == [
-        (name, at) for name, at in expected if name.startswith(start) and name > last
-    ]
-
-
-@given(st.sets(_names, max_size=70), _texts, _texts)
-def test_folders_are_folded_once(names: set[str], start: str, last: str) -> None:
-    """Names are cut behind the delimiter, and each folder comes once, without a position."""
-    ordered = sorted(names, key=str.encode)
+    They are cut behind the delimiter, and each folder comes once, without a position.
+    """
     found, _ = SortedNames.of([name.encode() for name in names])
     expected = dict[str, int | None]()
-    for at, name in enumerate(ordered):
-        head, slash, _ = name[len(start) :].partition("/")
+    for at, name in enumerate(sorted(names, key=str.encode)):
+        head, cut, _ = name[len(start) :].partition(delimiter or "in no name")
         if name.startswith(start):
-            expected.setdefault(f"{start}{head}{slash}", None if slash else at)
+            expected.setdefault(f"{start}{head}{cut}", None if cut else at)
 
-    assert list(found.below(start, last, "/")) == [
+    assert list(found.below(start, last, delimiter)) == [
         (name, at) for name, at in expected.items() if name > last
     ]
 

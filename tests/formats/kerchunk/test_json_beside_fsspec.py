@@ -1,7 +1,7 @@
 """Reference sets in JSON of many kinds, key by key beside the file system of fsspec."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -10,10 +10,11 @@ import pytest
 from tests.support.formats.kerchunk.beside import (
     DATA,
     NEGATIVE,
+    NOTHING,
     PART,
     REFUSED,
     SOURCE,
-    Found,
+    Instead,
     Outcome,
     assert_found,
     located,
@@ -30,13 +31,11 @@ TEMPLATES: Final = {
 
 
 class Case(NamedTuple):
-    """A set, and what is found by its keys, where fsspec evaluates templates by *jinja* or only
-    replaces their names, as it does by default.
-    """
+    """A set, and what is found by its keys; see `assert_found`."""
 
     document: Any
     by_fsspec: Mapping[str, Outcome]
-    instead: Mapping[str, tuple[Outcome, str]] = {}
+    instead: Instead = NOTHING
     jinja: bool = False
 
 
@@ -48,7 +47,7 @@ def _with_templates(**urls: str) -> dict[str, Any]:
     return _first({key: part_of(url) for key, url in urls.items()}, templates=TEMPLATES)
 
 
-def _evaluated(url: str, found: Outcome = PART, why: str = "") -> Case:
+def _evaluated(url: str, found: Outcome, why: str) -> Case:
     """Return the set with a reference to *url*, which the service refuses for a reason."""
     instead = {"a": (REFUSED, why)} if why else {}
     return Case(_with_templates(a=url), {"a": found}, instead, jinja=True)
@@ -67,11 +66,11 @@ def _generated(
     found: Mapping[str, Outcome],
     change: Mapping[str, Any] | None = None,
     *others: Any,
-    instead: Mapping[str, tuple[Outcome, str]] | None = None,
+    instead: Instead = NOTHING,
 ) -> Case:
     gen = [PATTERN | dict(change or {}), *others]
     document = _first({"k9": "text"}, templates=TEMPLATES, gen=gen)
-    return Case(document, found, instead or {}, jinja=True)
+    return Case(document, found, instead, jinja=True)
 
 
 OF_SET: Final = "one invalid member fails its own key, and not the set"
@@ -79,6 +78,64 @@ OF_KEY: Final = "a key that no request can have is left out"
 HOLE: Final = "without the unknown name it would be another URL"
 UNBOUNDED: Final = "it is not bounded, or no expression of the documented subset"
 BY_SPEC: Final = "the specification knows integers only"
+
+EVALUATED: Final[dict[tuple[Outcome, str], Sequence[str]]] = {
+    (PART, ""): (
+        "{{ u }}",
+        "{{\tu\n}}",
+        "{{(u)}}",
+        "{{u}}{{''}}",
+        f"{{{{'{SOURCE}'}}}}",
+        "{{d}}/{{'a'\n'.bin'}}",
+        "{{f(c=u)}}",
+        "{{f(c=f(c=u))}}",
+        "{{f(c=u, x=1)}}",
+        "{{f(\nc=u,)}}",
+        f'{{{{f(c="{SOURCE}")}}}}',
+        f"{{{{f(c='{SOURCE}')}}}}",
+    ),
+    (DATA[9:12], ""): (
+        "{{p(n='%03d' % 7)}}",
+        "{{d}}/{{'%03d' % (3 + 2 * 2)}}.bin",
+        "{{d}}/00{{ 14 // 2 }}.bin",
+        "{{d}}/00{{ 17 % 10 }}.bin",
+        "{{d}}/00{{ -7 // 2 + 11 }}.bin",
+        "{{d}}/00{{ +7 }}.bin",
+        "{{d}}/00{{ 1 +\n 6 }}.bin",
+        "{{d}}/00{{0x7}}.bin",
+        "{{d}}/{{'%03d.bin' % 7}}",
+        "{{d}}/{{'part-%03d' % 7}}.bin",
+        "{{p(n='00%d' % 7)}}",
+    ),
+    (PART, HOLE): ("{{u}}{{no}}", "{{u}}{{f()}}"),
+    (PART, UNBOUNDED): (
+        "{{u|string}}",
+        "{{'%s' % u}}",
+        "{{d + '/a.bin'}}",
+        "{{d ~ '/a.bin'}}",
+        "{{- u -}}",
+        "{% if true %}{{u}}{% endif %}",
+        "{# x #}{{u}}",
+        "{{u[0:]}}",
+        "{{u}}\n",
+        "{{d}}/{{'{}.bin'.format('a')}}",
+        "{{'a' * 0}}{{u}}",
+        "{{u}}{{2 ** 9 if 0 else ''}}",
+    ),
+    (REFUSED, ""): (
+        "{{f}}",
+        "{{f(c='{{u}}')}}",
+        "{{f('x')}}",
+        "{{7 / 7}}",
+        "{{1 // 0}}",
+        "{{",
+        "{{}}",
+        "{{u # text\n}}",
+        "{{1)+(1}}",
+        "{{no(x=1)}}",
+    ),
+}
+"""URLs that templates spell, by what fsspec finds and why the service refuses it."""
 
 CASES: Final[dict[str, Case]] = {
     "an empty set": Case({}, {"a": None}),
@@ -204,9 +261,9 @@ CASES: Final[dict[str, Case]] = {
         dict.fromkeys(("/".join("d" * 500), "é/中/😀", "a b", "a%20b", "a?b#c"), b"x"),
     ),
     "keys that no request has": Case(
-        dict.fromkeys(("a//b", "a/../b", ".", "a\\b", "a\tb"), "x"),
-        dict.fromkeys(("a//b", "a/../b", ".", "a\\b", "a\tb"), b"x"),
-        dict.fromkeys(("a//b", "a/../b", ".", "a\\b", "a\tb"), (None, OF_KEY)),
+        dict.fromkeys(("/a", "a//b", "a/../b", ".", "a\\b", "a\tb"), "x"),
+        dict.fromkeys(("/a", "a//b", "a/../b", ".", "a\\b", "a\tb"), b"x"),
+        dict.fromkeys(("/a", "a//b", "a/../b", ".", "a\\b", "a\tb"), (None, OF_KEY)),
     ),
     "a key with a slash at its end": Case({"a/": "x"}, {"a/": None, "a": None}),
     "templates that are replaced": Case(
@@ -242,72 +299,9 @@ CASES: Final[dict[str, Case]] = {
     ),
     "gen that is null": Case(_first({"a": "b"}, gen=None), {"a": b"b"}),
     **{
-        f"evaluated {url!r}": _evaluated(url)
-        for url in (
-            "{{ u }}",
-            "{{\tu\n}}",
-            "{{(u)}}",
-            "{{u}}{{''}}",
-            f"{{{{'{SOURCE}'}}}}",
-            "{{d}}/{{'a'\n'.bin'}}",
-            "{{f(c=u)}}",
-            "{{f(c=f(c=u))}}",
-            "{{f(c=u, x=1)}}",
-            "{{f(\nc=u,)}}",
-            f'{{{{f(c="{SOURCE}")}}}}',
-            f"{{{{f(c='{SOURCE}')}}}}",
-        )
-    },
-    **{
-        f"evaluated {url!r}": _evaluated(url, DATA[9:12])
-        for url in (
-            "{{p(n='%03d' % 7)}}",
-            "{{d}}/{{'%03d' % (3 + 2 * 2)}}.bin",
-            "{{d}}/00{{ 14 // 2 }}.bin",
-            "{{d}}/00{{ 17 % 10 }}.bin",
-            "{{d}}/00{{ -7 // 2 + 11 }}.bin",
-            "{{d}}/00{{ +7 }}.bin",
-            "{{d}}/00{{ 1 +\n 6 }}.bin",
-            "{{d}}/00{{0x7}}.bin",
-            "{{d}}/{{'%03d.bin' % 7}}",
-            "{{d}}/{{'part-%03d' % 7}}.bin",
-            "{{p(n='00%d' % 7)}}",
-        )
-    },
-    **{
-        f"evaluated {url!r}": _evaluated(url, PART, HOLE) for url in ("{{u}}{{no}}", "{{u}}{{f()}}")
-    },
-    **{
-        f"evaluated {url!r}": _evaluated(url, PART, UNBOUNDED)
-        for url in (
-            "{{u|string}}",
-            "{{'%s' % u}}",
-            "{{d + '/a.bin'}}",
-            "{{d ~ '/a.bin'}}",
-            "{{- u -}}",
-            "{% if true %}{{u}}{% endif %}",
-            "{# x #}{{u}}",
-            "{{u[0:]}}",
-            "{{u}}\n",
-            "{{d}}/{{'{}.bin'.format('a')}}",
-            "{{'a' * 0}}{{u}}",
-            "{{u}}{{2 ** 9 if 0 else ''}}",
-        )
-    },
-    **{
-        f"evaluated {url!r}": _evaluated(url, REFUSED)
-        for url in (
-            "{{f}}",
-            "{{f(c='{{u}}')}}",
-            "{{f('x')}}",
-            "{{7 / 7}}",
-            "{{1 // 0}}",
-            "{{",
-            "{{}}",
-            "{{u # text\n}}",
-            "{{1)+(1}}",
-            "{{no(x=1)}}",
-        )
+        f"evaluated {url!r}": _evaluated(url, *found)
+        for found, urls in EVALUATED.items()
+        for url in urls
     },
     "generated by a range": _generated(
         {"k0": DATA[0:2], "k2": DATA[4:6], "k3": None, "k9": b"text"}
@@ -390,4 +384,4 @@ async def test_set_in_json_is_read_as_by_fsspec(folder: Path, name: str) -> None
     path = folder / "refs.json"
     path.write_text(json.dumps(located(case.document, folder)))
 
-    await assert_found(path, Found(case.by_fsspec, case.instead), jinja=case.jinja)
+    await assert_found(path, case.by_fsspec, case.instead, jinja=case.jinja)

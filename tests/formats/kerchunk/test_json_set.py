@@ -26,10 +26,7 @@ from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange
 from tests.support.formats.kerchunk.sets import (
     LIMIT_NBYTES,
-    fsspec_of,
-    kerchunk_of,
     opening,
-    write_hdf5,
     write_json,
 )
 
@@ -48,26 +45,6 @@ def _found(document: Any) -> dict[str, SourcePart | InvalidReference | bytes | N
         for name, row in found.names.below("", "", "")
         if row is not None
     }
-
-
-@pytest.mark.parametrize("inline_nbytes", [0, 100])
-async def test_keys_of_a_file_are_read_as_by_fsspec(tmp_path: Path, inline_nbytes: int) -> None:
-    """Each key of a set that kerchunk made of an HDF5 file has the bytes that fsspec reads."""
-    write_hdf5(tmp_path / "a.h5")
-    write_json(
-        path := tmp_path / "refs.json",
-        kerchunk_of(tmp_path / "a.h5", inline_nbytes=inline_nbytes),
-    )
-    peer = fsspec_of(path)
-
-    async with opening(path) as opened:
-        names = await opened.names()
-        found = {name: await opened.read(name) for name in names}
-
-    assert len(names) > 20
-    assert names == {name: len(data or b"") for name, data in found.items()}
-    assert names.keys() - peer.references.keys() == {".zmetadata"}
-    assert {name: peer.cat_file(name) for name in peer.references}.items() <= found.items()
 
 
 TEXTS = st.text(string.ascii_letters + '/.0é\u4e2d{}:, "\\', min_size=1, max_size=12)
@@ -117,44 +94,6 @@ def test_last_of_equal_names_counts() -> None:
     assert _found(b'{"a": "1", "b": "2", "a": ["s3://b/x", 3, 4]}') == {
         "a": SourcePart("s3://b/x", ByteRange(3, 7)),
         "b": b"2",
-    }
-
-
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\nb", "a\\b"])
-def test_name_that_is_no_key_is_left_out(name: str) -> None:
-    """A name that no request can have, as kerchunk gives scalars of GRIB, is left out."""
-    assert _found({name: "x", "b": "y"}) == {"b": b"y"}
-
-
-def test_templates_and_patterns_are_expanded() -> None:
-    """The example of the specification has the references that it says."""
-    document = {
-        "version": 1,
-        "templates": {"u": "server.domain/path", "f": "{{c}}"},
-        "gen": [
-            {
-                "key": "gen_key{{i}}",
-                "url": "http://{{u}}_{{i}}",
-                "offset": "{{(i + 1) * 1000}}",
-                "length": "1000",
-                "dimensions": {"i": {"stop": 2}},
-            }
-        ],
-        "refs": {
-            "key0": "data",
-            "key1": ["http://target_url", 10000, 100],
-            "key2": ["http://{{u}}", 10000, 100],
-            "key3": ["http://{{f(c='text')}}", 10000, 100],
-        },
-    }
-
-    assert _found(document) == {
-        "gen_key0": SourcePart("http://server.domain/path_0", ByteRange(1000, 2000)),
-        "gen_key1": SourcePart("http://server.domain/path_1", ByteRange(2000, 3000)),
-        "key0": b"data",
-        "key1": SourcePart("http://target_url", ByteRange(10000, 10100)),
-        "key2": SourcePart("http://server.domain/path", ByteRange(10000, 10100)),
-        "key3": SourcePart("http://text", ByteRange(10000, 10100)),
     }
 
 
@@ -236,14 +175,7 @@ def test_document_of_another_kind_is_refused(document: Any, reason: str) -> None
 
 INVALID: list[tuple[Any, str]] = [
     (1, "expected a text"),
-    (None, "expected a text"),
-    ([], "expected a text"),
-    (["s3://b/x", 1], "expected a text"),
-    ([1], "expected a text"),
-    (["s3://b/x", 1.5, 2], "expected integers"),
     (["s3://b/x", True, 2], "expected integers"),
-    (["s3://b/x", "1", 2], "expected integers"),
-    (["s3://b/x", 1, None], "expected integers"),
     (["s3://b/x", float("nan"), 2], "expected integers"),
     (["s3://b/x", -1, 2], "offset: expected an integer of 0 to"),
     (["s3://b/x", 1, -2], "length at 1: expected an integer of 0 to"),
@@ -267,21 +199,6 @@ def test_invalid_reference_fails_its_own_key(value: Any, reason: str, version: i
     assert isinstance(invalid := found.pop("a"), InvalidReference)
     assert reason in invalid.reason
     assert found == {"b": b"text", "c": SourcePart("s3://b/x", ByteRange(1, 3))}
-
-
-def test_numbers_may_be_written_as_floats_or_left_out() -> None:
-    """Offset and length may be `1.0`, and `null` for a whole object."""
-    assert _found({"a": ["s3://b/x", 1.0, 2.0], "b": ["s3://b/x", None, None]}) == {
-        "a": SourcePart("s3://b/x", ByteRange(1, 3)),
-        "b": SourcePart("s3://b/x", None),
-    }
-
-
-def test_members_may_be_null() -> None:
-    """Templates and patterns may be `null`."""
-    refs = {"a": "b"}
-
-    assert _found({"version": 1, "templates": None, "gen": None, "refs": refs}) == {"a": b"b"}
 
 
 def test_names_that_are_no_keys_are_counted() -> None:
@@ -385,8 +302,8 @@ async def test_compressed_set_is_known_by_its_name(tmp_path: Path) -> None:
 
 
 def test_reference_takes_twenty_bytes_beside_its_name() -> None:
-    """A hundred thousand references to a few files take 28 bytes each, and their names."""
-    names = [f"t/{i}.{j}" for i in range(100) for j in range(1000)]
+    """Ten thousand references to a few files take 28 bytes each, and their names."""
+    names = [f"t/{i}.{j}" for i in range(10) for j in range(1000)]
     refs = {name: [f"s3://bucket/{n % 7}.nc", n, 1000] for n, name in enumerate(names)}
     found = _decode({"version": 1, "refs": refs})
 

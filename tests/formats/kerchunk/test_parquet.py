@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.kerchunk.parquet import NULL, ParquetFile
@@ -59,9 +59,11 @@ def _check(data: bytes, paths: Sequence[str | None] = PATHS) -> None:
     assert file.integers("offset").tolist() == OFFSETS
 
 
-@pytest.mark.parametrize("compression", ["ZSTD", "GZIP", "BROTLI", "UNCOMPRESSED"])
+@pytest.mark.parametrize(
+    ("compression", "groups"),
+    [("ZSTD", [0]), ("GZIP", [0, 2, 5]), ("BROTLI", [0]), ("UNCOMPRESSED", [0, 2, 5])],
+)
 @pytest.mark.parametrize("is_categorical", [False, True])
-@pytest.mark.parametrize("groups", [[0], [0, 2, 5]])
 @pytest.mark.parametrize("page_version", [1, 2])
 def test_columns_are_those_that_were_written(
     tmp_path: Path,
@@ -79,6 +81,7 @@ def test_columns_are_those_that_were_written(
     _check(_write(tmp_path / "a.parq", is_categorical=is_categorical, **options))
 
 
+@settings(max_examples=25)
 @given(rows=st.lists(st.sampled_from(["a", "b", "c", None, "d" * 9]), max_size=70), size=st.data())
 def test_any_dictionary_is_decoded(
     tmp_path_factory: pytest.TempPathFactory, rows: list[str | None], size: st.DataObject
@@ -92,45 +95,19 @@ def test_any_dictionary_is_decoded(
     assert _texts(ParquetFile(data, len(rows)), "path") == _encoded(rows)
 
 
-def test_absent_column_of_texts_has_no_values(tmp_path: Path) -> None:
-    """A column of texts that does not exist is empty; one of integers is an error."""
+def test_absent_column_is_empty_or_refused(tmp_path: Path) -> None:
+    """A column of texts that does not exist is empty; one of integers, or of another type than
+    expected, is refused.
+    """
     file = ParquetFile(_write(tmp_path / "a.parq"), 6)
 
     assert set(_texts(file, "other")) == {None}
     with pytest.raises(DecodeError, match="no column size"):
         file.integers("size")
-
-
-def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
-    """Texts are no integers, and integers no texts."""
-    file = ParquetFile(_write(tmp_path / "a.parq"), 6)
-
     with pytest.raises(DecodeError, match="has no 5 integers"):
         file.integers("path")
     with pytest.raises(DecodeError, match="no texts or bytes"):
         file.texts("offset")
-
-
-def test_more_rows_than_expected_are_refused(tmp_path: Path) -> None:
-    """A file of more rows than its reader takes is refused before any page is read."""
-    with pytest.raises(DecodeError, match="expected at most 5 rows"):
-        ParquetFile(_write(tmp_path / "a.parq"), 5)
-
-
-def test_compression_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Snappy, which no writer of references uses, is refused by its number."""
-    with pytest.raises(DecodeError, match="compression 1, which is not zstd, gzip or brotli"):
-        ParquetFile(_write(tmp_path / "a.parq", compression="SNAPPY"), 6)
-
-
-def test_inflated_size_is_announced(tmp_path: Path) -> None:
-    """The bytes of all pages are known before they are inflated, and a file keeps to them."""
-    large = [b"\0" * 10**6, *RAWS[1:]]
-    data = _write(tmp_path / "a.parq", raws=large)
-    file = ParquetFile(data, 6)
-
-    assert len(data) < 3000
-    assert 10**6 < file.decoded_nbytes < 10**6 + 2000
 
 
 def test_page_that_inflates_further_is_refused(tmp_path: Path) -> None:
@@ -152,7 +129,7 @@ def test_damaged_file_is_decoded_or_refused(tmp_path: Path, *, is_categorical: b
     """Any change of bytes, and any truncation, gives values or a `DecodeError`."""
     data = _write(tmp_path / "a.parq", is_categorical=is_categorical)
     chance, refused = random.Random(0), 0
-    for _ in range(2000):
+    for _ in range(1000):
         changed = bytearray(data)
         for _ in range(chance.choice([1, 1, 2, 5])):
             changed[chance.randrange(len(data))] = chance.choice([0, 255, chance.randrange(256)])
@@ -166,7 +143,7 @@ def test_damaged_file_is_decoded_or_refused(tmp_path: Path, *, is_categorical: b
         except DecodeError:
             refused += 1
 
-    assert 500 < refused < 2000
+    assert 250 < refused < 1000
 
 
 def _table(rows: int, levels: bytes, values: bytes = b"") -> bytes:

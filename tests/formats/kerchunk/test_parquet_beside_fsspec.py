@@ -12,10 +12,11 @@ from fsspec.implementations.reference import LazyReferenceMapper
 
 from tests.support.formats.kerchunk.beside import (
     DATA,
+    NOTHING,
     PART,
     REFUSED,
     SOURCE,
-    Found,
+    Instead,
     Outcome,
     assert_found,
     located,
@@ -111,11 +112,11 @@ OTHER_CHUNK: Final = "fsspec gives the bytes of another chunk"
 
 
 class Case(NamedTuple):
-    """A set, and what is found by its keys."""
+    """A set, and what is found by its keys; see `assert_found`."""
 
     write: Callable[[Path], None]
     by_fsspec: Mapping[str, Outcome]
-    instead: Mapping[str, tuple[Outcome, str]] = {}
+    instead: Instead = NOTHING
 
 
 CASES: Final[dict[str, Case]] = {
@@ -266,4 +267,4 @@ async def test_set_in_parquet_is_read_as_by_fsspec(folder: Path, name: str) -> N
     shutil.rmtree(path, ignore_errors=True)
     case.write(path)
 
-    await assert_found(path, Found(case.by_fsspec, case.instead))
+    await assert_found(path, case.by_fsspec, case.instead)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.support.formats.kerchunk.sets import (
     opening,
     read_by_fsspec,
     write_hdf5,
+    write_json,
     write_parquet,
 )
 
@@ -50,8 +52,7 @@ def _parsed(found: Mapping[str, bytes | None]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("record_size", [5, 1000])
-@pytest.mark.parametrize("inline_nbytes", [0, 100])
+@pytest.mark.parametrize(("record_size", "inline_nbytes"), [(5, 0), (1000, 100)])
 async def test_keys_of_a_file_are_read_as_by_fsspec(
     tmp_path: Path, record_size: int, inline_nbytes: int
 ) -> None:
@@ -72,78 +73,18 @@ async def test_keys_of_a_file_are_read_as_by_fsspec(
     assert _parsed(found) == _parsed(read_by_fsspec(path, found))
 
 
-async def test_other_keys_are_missing(tmp_path: Path) -> None:
-    """Chunks without a reference, off the grid, or spelled in another way are missing."""
-    write_hdf5(tmp_path / "a.h5")
-    write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
-    others = ["", "t", "t/", "t/0", "t/00.0", "t/0.3", "t/4.0", "t/-1.0", "t/0.0/0", "t/a.b", "x/0"]
-
-    async with opening(path) as opened:
-        assert [await opened.read(name) for name in [*others, "g/u/0", "g/u/39", "e/0.0"]] == [
-            None
-        ] * (len(others) + 3)
-
-
-async def test_chunks_of_an_absent_table_are_missing(tmp_path: Path) -> None:
-    """A table that does not exist has no references."""
-    write_hdf5(tmp_path / "a.h5")
-    write_parquet(path := tmp_path / "refs.parq", kerchunk_of(tmp_path / "a.h5"))
-    (path / "t" / "refs.0.parq").unlink()
-
-    async with opening(path) as opened:
-        assert await opened.read("t/2.2")
-        assert await opened.read("t/0.0") is None
-
-
-async def test_rows_of_each_kind_are_read_as_by_fsspec(tmp_path: Path) -> None:
-    """A row of offset and size 0 refers to a whole object; bytes in a row precede its path."""
-    (tmp_path / "a.bin").write_bytes(b"0123456789")
-    source = f"{tmp_path}/a.bin"
-    refs: dict[str, Any] = {
-        ".zgroup": '{"zarr_format":2}',
-        "t/.zarray": json.dumps(ZARRAY),
-        "t/0.0": [source],
-        "t/0.1": [source, 3, 2],
-        "t/0.2": [source, 4, 0],
-        "t/1.0": b"\0\xff",
-        "t/1.1": "base64:AAE=",
-    }
-    write_parquet(path := tmp_path / "refs.parq", {"version": 1, "refs": refs}, 10)
-    keys = [key for key in refs if key.startswith("t/") and not key.endswith(".zarray")]
-
-    async with opening(path) as opened:
-        found = {key: await opened.read(key) for key in keys}
-        names = await opened.names("t/0")
-
-    assert found == read_by_fsspec(path, keys)
-    assert [*found.values()] == [b"0123456789", b"34", b"", b"\0\xff", b"\0\1"]
-    assert names == {"t/0.0": None, "t/0.1": 2, "t/0.2": 0}
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Write the references of a file in Parquet and in JSON."""
-    folder = tmp_path_factory.mktemp("sets")
-    write_hdf5(folder / "a.h5")
-    refs = kerchunk_of(folder / "a.h5")
-    write_parquet(folder / "refs.parq", refs)
-    (folder / "refs.json").write_text(json.dumps(refs))
-    return folder / "refs.parq", folder / "refs.json"
-
-
-@pytest.mark.parametrize("delimiter", ["", "/"])
-@pytest.mark.parametrize("prefix", ["", "t", "t/", "t/1", "g/u/1", "g/", "x"])
-async def test_listing_is_that_of_the_set_in_json(
-    sets: tuple[Path, Path], prefix: str, delimiter: str
-) -> None:
+async def test_listing_is_that_of_the_set_in_json(tmp_path: Path) -> None:
     """Names from any prefix, any name on, folded or not, are those of the same set in JSON."""
-    path, json_path = sets
+    write_hdf5(tmp_path / "a.h5")
+    refs = kerchunk_of(tmp_path / "a.h5")
+    write_parquet(path := tmp_path / "refs.parq", refs)
+    write_json(json_path := tmp_path / "refs.json", refs)
+    prefixes = ["", "t/1", "g/u/1", "x"]
 
     async with opening(path) as opened, opening(json_path) as expected:
-        every = ["", *await expected.names(), "t/1", "t/1.", "t0", "zz"]
-        for after in every:
-            found = await opened.names(prefix, after, delimiter)
-            assert list(found) == list(await expected.names(prefix, after, delimiter)), after
+        some = ["", *[*await expected.names()][::3], "t/1", "t/1.", "t0", "zz"]
+        for window in product(prefixes, some, ["", "/"]):
+            assert list(await opened.names(*window)) == list(await expected.names(*window)), window
 
 
 @given(
@@ -182,14 +123,6 @@ async def test_keys_in_folders_are_listed_in_them(tmp_path: Path) -> None:
     assert inside == ["t/1/1", "t/1/2"]
 
 
-def test_separator_of_the_array_is_that_of_its_keys() -> None:
-    """An array whose keys have slashes has its chunks in folders."""
-    catalog = decode_catalog(_catalog(array={"dimension_separator": "/"}), LIMIT_NBYTES)
-
-    assert catalog.find_chunk("t/1/2") == ("t", 5)
-    assert catalog.find_chunk("t/1.2") is None
-
-
 def test_document_of_a_catalog_may_be_text() -> None:
     """A metadata document that is a text is served as it is."""
     metadata = {"t/.zarray": json.dumps(ZARRAY)}
@@ -211,18 +144,11 @@ def test_consolidated_metadata_are_no_catalog() -> None:
     assert decode_catalog(_catalog(), LIMIT_NBYTES).is_metadata
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"record_size": 0}, "record_size: expected"),
-        ({"record_size": -4}, "record_size: expected"),
-        ({"record_size": 2**22 + 1}, "record_size: expected"),
-    ],
-)
-def test_invalid_catalog_is_refused(changes: Any, reason: str) -> None:
+@pytest.mark.parametrize("size", [0, -4, 2**22 + 1])
+def test_invalid_catalog_is_refused(size: int) -> None:
     """A catalog whose tables have an impossible size is refused with a reason."""
-    with pytest.raises(DecodeError, match=reason):
-        decode_catalog(_catalog(**changes), LIMIT_NBYTES)
+    with pytest.raises(DecodeError, match="record_size: expected"):
+        decode_catalog(_catalog(record_size=size), LIMIT_NBYTES)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +211,6 @@ def _table(tmp_path: Path, refs: dict[str, Any], record_size: int = 4) -> bytes:
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        (["s3://b/x", -1, 3], "no part of an object"),
         (["s3://b/x", 1, -3], "no part of an object"),
         (["s3://b/x", 2**63 - 1, 1], "no part of an object"),
         ("base64:YmFzZTY0OkE=", "no base64"),
@@ -307,29 +232,17 @@ def test_table_that_inflates_above_the_limit_is_refused(tmp_path: Path) -> None:
     data = _table(tmp_path, {"t/0.0": "x" * 10**6})
 
     assert len(data) < 10**4
-    assert len(decode_table(data, 4, 2 * 10**6)) == 4
+    assert len(decode_table(data, 4, 10**6 + 2000)) == 4
     with pytest.raises(DecodeError, match="of more than 1000000 bytes"):
         decode_table(data, 4, 10**6)
 
 
 def test_reference_takes_twenty_bytes(tmp_path: Path) -> None:
-    """Fifty thousand references to a few files take 20 bytes each."""
-    count = 50_000
+    """Ten thousand references to a few files take 20 bytes each."""
+    count = 10_000
     refs: dict[str, Any] = {f"t/{n}": [f"s3://bucket/{n % 5}.nc", n, 1000] for n in range(count)}
     refs["t/.zarray"] = json.dumps(ZARRAY | {"shape": [count], "chunks": [1]})
     table = decode_table(_table(tmp_path, refs, count), count, LIMIT_NBYTES)
 
     assert table.nbytes <= 20 * count + 1000
-    assert table.lookup(49_999) == SourcePart("s3://bucket/4.nc", ByteRange(49_999, 50_999))
-
-
-async def test_short_table_is_damage(tmp_path: Path) -> None:
-    """A table with fewer rows than its records is damage where one is looked up that it lacks."""
-    data = _table(tmp_path, {"t/0.0": ["s3://b/x", 0, 1]})
-    path = tmp_path / "refs.parq"
-    (path / ".zmetadata").write_bytes(_catalog(record_size=6))
-    assert len(decode_table(data, 4, LIMIT_NBYTES)) == 4
-
-    async with opening(path) as opened:
-        with pytest.raises(DamagedError, match=r"parq: t/1\.2: its table has 4 ref"):
-            await opened.read("t/1.2")
+    assert table.lookup(9999) == SourcePart("s3://bucket/4.nc", ByteRange(9999, 10_999))

@@ -9,7 +9,7 @@ from shardgate.formats.kerchunk.layout import resolve_source
 from shardgate.formats.kerchunk.reference_table import TableBuilder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import allow
-from shardgate.model import MISSING, Inline, ObjectRef, Part, Stored
+from shardgate.model import Inline, Missing, ObjectRef, Part, Stored
 from tests.support.formats.kerchunk.sets import opening, write_json
 
 ROOTS = {
@@ -20,6 +20,7 @@ ROOTS = {
     "file:////other//deep/": ObjectRef("deep", ""),
 }
 ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
+MOST = 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -30,15 +31,8 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
         ("s3://bucket/é b", ("s3", "é b")),
         ("/data/a b%20.nc", ("file", "a b%20.nc")),
         ("file:///data/a%20b", ("file", "a%20b")),
-        ("/data//deep///x", ("file", "deep/x")),
-        ("//data/x", ("file", "x")),
         ("/other/deep/x", ("deep", "x")),
         ("file:////data//x", ("file", "x")),
-        ("file:/data/x", ("file", "x")),
-        ("FILE:/data/x", ("file", "x")),
-        ("local:///data/x", ("file", "x")),
-        ("/data/a/../x", ("file", "x")),
-        ("/data/../data/./x", ("file", "x")),
         ("/elsewhere/../data/x", ("file", "x")),
         ("/data/a//../x", ("file", "x")),
         ("/../data/x", ("file", "x")),
@@ -56,7 +50,10 @@ ALLOWED = [allow(url, root) for url, root in ROOTS.items()]
     ],
 )
 def test_url_leads_to_the_object_that_fsspec_reads(url: str, expected: tuple[str, str]) -> None:
-    """URLs of web servers are percent-encoded, others not; a path is that of a local file."""
+    """URLs of web servers are percent-encoded, others not; a path is that of a local file.
+
+    The sets beside fsspec have the spellings of paths.
+    """
     assert resolve_source(url, ALLOWED) == ObjectRef(*expected)
 
 
@@ -110,33 +107,18 @@ def test_unusable_url_is_damage(url: str, reason: str) -> None:
 
 
 async def test_reference_has_the_location_of_its_kind(tmp_path: Path) -> None:
-    """Parts, whole objects and bytes are located; other names are missing."""
+    """Parts, whole objects and bytes are located, and listed with the lengths that are known."""
     (tmp_path / "a.nc").write_bytes(b"0123456789")
     source = f"{tmp_path}/a.nc"
-    write_json(
-        path := tmp_path / "refs.json",
-        {"part": [source, 2, 3], "whole": [source], "text": "abc", "empty": [source, 0, 0]},
-    )
+    refs = {"part": [source, 2, 3], "text": "abc", "whole": [source]}
+    write_json(path := tmp_path / "refs.json", refs)
 
     async with opening(path) as opened:
-        places = {
-            name: await opened.find(name)
-            for name in ("part", "whole", "text", "empty", "other", "")
-        }
-        read = {name: await opened.read(name) for name in places}
+        kinds = [type(await opened.find(name)) for name in (*refs, "other", "")]
+        names = await opened.names()
 
-    assert isinstance(places["part"], Part)
-    assert isinstance(places["whole"], Stored)
-    assert isinstance(places["text"], Inline)
-    assert places["other"] is MISSING
-    assert read == {
-        "part": b"234",
-        "whole": b"0123456789",
-        "text": b"abc",
-        "empty": b"",
-        "other": None,
-        "": None,
-    }
+    assert kinds == [Part, Inline, Stored, Missing, Missing]
+    assert names == {"part": 3, "text": 3, "whole": None}
 
 
 async def test_unusable_reference_is_damage_of_its_key_alone(tmp_path: Path) -> None:
@@ -162,20 +144,13 @@ async def test_inline_bytes_have_the_version_of_their_set(tmp_path: Path) -> Non
     assert len(etags) == 3
 
 
-@pytest.mark.parametrize("part", [(True, 1), (1, True), (-1, 2), (5, -5), (0, 2**70)])
+@pytest.mark.parametrize("part", [(True, 1), (1, True), (-1, 2), (5, -5), (0, 2**70), (MOST, 1)])
 def test_part_of_other_numbers_is_refused(part: tuple[int, int]) -> None:
-    """The offset and the length of a part are integers from 0, and no booleans."""
-    with pytest.raises(DecodeError, match="expected an integer of 0"):
-        TableBuilder(2).add_source("a", "s3://b/x", part)
-
-
-def test_part_past_the_end_of_any_object_is_refused() -> None:
-    """The end of a part is less than 2**63."""
+    """Offset, length and end of a part are integers from 0 to 2^63-1, and no booleans."""
     builder = TableBuilder(2)
-    builder.add_source("a", "s3://b/x", (2**63 - 2, 1))
-
-    with pytest.raises(DecodeError, match="length at 9223372036854775807: expected"):
-        builder.add_source("a", "s3://b/x", (2**63 - 1, 1))
+    builder.add_source("a", "s3://b/x", (MOST - 1, 1))
+    with pytest.raises(DecodeError, match="expected an integer of 0"):
+        builder.add_source("a", "s3://b/x", part)
 
 
 def test_more_references_than_the_limit_are_refused() -> None:

@@ -5,17 +5,15 @@ import random
 from typing import Any
 
 import pytest
-import tensorstore as ts
 
 from shardgate.errors import DamagedError, VersionChangedError
-from shardgate.model import Coded, Inline, Stored, VirtualKey, Whole
+from shardgate.model import Coded, Stored, VirtualKey, Whole
 from tests.support.formats.case import Container
 from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
     build,
     build_meshes,
-    chunk_bytes,
     encode_manifest,
     mesh_info,
     volume_info,
@@ -28,6 +26,7 @@ from tests.support.formats.neuroglancer_precomputed.shards import (
     decoded,
     part,
 )
+from tests.support.formats.zarr.building import chunk_bytes
 from tests.support.resolving import ROOT
 
 FIRST, SECOND, THIRD, _, LAST = IDS
@@ -130,47 +129,20 @@ async def test_keys_below_scales_are_enclosed() -> None:
     assert [key for key in keys if layout.encloses(VirtualKey(key))] == keys[:3]
 
 
-async def test_rewritten_info_has_an_etag_of_its_own() -> None:
-    """An ``info`` served without sharding has an ETag other than the stored one."""
-    case = Container(_OBJECTS)
-    found = await case.locate("info")
-
-    assert isinstance(found, Inline)
-    assert found.etag == f'{case.etags["info"][:-1]}-u1"'
-    assert json.loads(found.data) == volume_info(None)
-
-
 @pytest.mark.parametrize(
     "key",
-    ["s0/0.shard", "provenance", "s0/notes.txt", "s0/-1-02_5-8_0-1", "-1-2_5-8_0-1", "7", "s0"],
+    [
+        *("s0/0.shard", "provenance", "s0/notes.txt", "s0/-1-02_5-8_0-1", "-1-2_5-8_0-1", "7"),
+        *("s0", "plain/-1-2_5-8_0-1", "future/0.shard", "future/-1-2_5-8_0-1"),
+    ],
 )
 async def test_other_key_is_the_object_of_that_name(key: str) -> None:
-    """A key that is no chunk, shards included, names an object."""
-    assert await Container(_OBJECTS).locate(key) == Whole(ROOT.join(key))
+    """A key that is no chunk of a scale with known sharding, shards included, names an object."""
+    info = volume_info(RAW_SHARDING)
+    info["scales"] += volume_info(None, key="plain")["scales"]
+    info["scales"] += volume_info({"@type": "from_the_future"}, key="future")["scales"]
 
-
-async def test_scales_without_known_sharding_are_served_as_stored() -> None:
-    """Objects of scales without sharding, or with unknown sharding, are served as stored."""
-    document = volume_info(RAW_SHARDING)
-    document["scales"] += volume_info(None, key="s1")["scales"]
-    document["scales"] += volume_info({"@type": "from_the_future"}, key="s2")["scales"]
-    case = Container(
-        {
-            **_OBJECTS,
-            "info": json.dumps(document).encode(),
-            "s1/-1-2_5-8_0-1": b"object",
-            "s2/0.shard": b"shard",
-        }
-    )
-    await case.warm("info")
-
-    assert await case.read("s1/-1-2_5-8_0-1") == b"object"
-    assert await case.read("s2/0.shard") == b"shard"
-    assert await case.read(FIRST) == _CHUNKS[FIRST]
-    assert {key for key in case.keys if not key.startswith("s0/")} == {
-        "s1/-1-2_5-8_0-1",
-        "s2/0.shard",
-    }
+    assert await container(info).locate(key) == Whole(ROOT.join(key))
 
 
 async def test_mesh_takes_reads_of_manifest_and_fragments() -> None:
@@ -258,6 +230,8 @@ def test_tensorstore_agrees_on_shard_and_minishard_of_ids(
     hash_name: str, preshift_bits: int, minishard_bits: int, shard_bits: int
 ) -> None:
     """TensorStore writes random ids to the shards and minishards that the builder computes."""
+    import tensorstore as ts  # noqa: PLC0415 - the only test of it
+
     document = {
         **RAW_SHARDING,
         "hash": hash_name,

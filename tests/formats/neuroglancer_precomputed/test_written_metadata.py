@@ -189,15 +189,6 @@ async def test_malformed_json_is_refused(given: bytes) -> None:
             await _translate(given, stored)
 
 
-async def test_long_info_nested_600_deep_is_written() -> None:
-    """An ``info`` of shards that is both long and nested 600 deep is stored whole."""
-    deep: Document = list(range(10_000))
-    for _ in range(600):
-        deep = {"a": deep}
-
-    assert (await _stored(_served(VOLUME) | {"deep": deep}, VOLUME))["deep"] == deep
-
-
 @pytest.mark.parametrize(
     "change", [_scale(chunk_sizes=[]), _scale(size=[1, 2]), _top(scales=3), _scale(key=5)]
 )

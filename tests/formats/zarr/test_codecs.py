@@ -29,16 +29,6 @@ def test_codecs_of_an_inner_chunk_are_the_outer_filters_and_the_inner_chain() ->
     assert unshard(codecs, (4, 4))[1] == (_transpose(1, 0), BIG, _GZIP)
 
 
-def test_index_codec_has_the_parameters_of_the_metadata() -> None:
-    """An index has the location, byte order, checksum, entries and trailer of its metadata."""
-    codec = sharding([2, 1], index_location="start", index_codecs=[BIG, CRC])
-    (level,), _ = unshard([codec, CRC, CRC], (4, 4))
-    index = level.index
-
-    assert (index.location, index.big_endian, index.checksum_count) == ("start", True, 1)
-    assert (index.entry_count, index.trailer_nbytes) == (8, 8)
-
-
 def test_alternative_spellings_of_codecs_are_understood() -> None:
     """Codecs given as names, as ``endian``, by order ``F`` or by defaults are understood."""
     older = {**BIG, "name": "endian"}
@@ -128,14 +118,6 @@ def test_omitted_codecs_have_defaults() -> None:
 
     assert codecs == (LITTLE,)
     assert (level.index.big_endian, level.index.checksum_count) == (False, None)
-
-
-def test_sizes_spelled_as_floats_are_integers() -> None:
-    """Sizes that are spelled 4.0 are parsed as the integer 4."""
-    shape = shape_of([4.0, 2], "shape")
-
-    assert shape == (4, 2)
-    assert {type(size) for size in shape} == {int}
 
 
 @pytest.mark.parametrize(

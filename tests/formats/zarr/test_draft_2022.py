@@ -171,19 +171,6 @@ async def test_objects_of_an_array_without_shards_are_listed() -> None:
     )
 
 
-async def test_rewritten_shards_have_the_written_chunks() -> None:
-    """Chunks are kept, replaced, added and deleted; a shard without chunks is deleted."""
-    objects = _bar()
-    changes = {f"{_DATA}/c{at}": body for at, body in
-               {"0/0": None, "0/1": b"new", "1/1": b"more", "2/3": None}.items()}  # fmt: skip
-
-    await write_chunks(objects, changes)
-
-    served = reading(filled(objects, WatchedStore()))
-    assert {key: await served.read(key) for key in changes} == changes
-    assert f"{_DATA}/c1/1" not in objects
-
-
 async def test_chunk_off_the_grid_is_refused() -> None:
     """A write to a chunk off the grid raises BadKeyError; a scalar array has one chunk."""
     metadata = array_metadata([], [], [sharding([])])

@@ -53,16 +53,6 @@ def test_only_canonical_keys_parse(keys: ChunkKeys, text: str) -> None:
     assert coords is None or keys.format(coords) == text
 
 
-@given(_encodings, st.data())
-def test_key_with_added_text_does_not_parse(keys: ChunkKeys, data: st.DataObject) -> None:
-    """A key with text before or after it, even a newline, does not parse."""
-    key = keys.format(data.draw(st.tuples(*[_numbers] * keys.ndim)))
-    more = data.draw(st.text(min_size=1).filter(lambda text: not text.isdecimal()))
-
-    assert keys.parse(key + more) is None
-    assert keys.parse(more + key) is None
-
-
 @pytest.mark.parametrize(
     ("prefix", "separator", "coords", "key"),
     [("c/", "/", (7, 3, 1), "c/7/3/1"), ("c.", ".", (7, 3, 1), "c.7.3.1"),

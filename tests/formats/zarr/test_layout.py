@@ -38,7 +38,6 @@ from tests.support.formats.zarr.building import (
     WrittenArray,
     array_metadata,
     build,
-    build_nested,
     checksum,
     chunk_bytes,
     encode_index,
@@ -54,7 +53,7 @@ from tests.support.resolving import ROOT, reading
 _CHUNKS = {"c/0/0": b"first", "c/0/1": b"second", "c/2/3": b"third"}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(nestings(), st.data())
 def test_chunks_of_any_nesting_are_read(nesting: Nesting, data: st.DataObject) -> None:
     """Every written chunk of a random nesting is read exactly, and all others are absent."""
@@ -66,18 +65,10 @@ def test_chunks_of_any_nesting_are_read(nesting: Nesting, data: st.DataObject) -
 
     async def read(limit: int) -> dict[tuple[int, ...], bytes | None]:
         resolver = reading(store, whole_index_nbytes=limit)
-        return {c: await resolver.read("/".join(["c", *map(str, c)])) for c in coords[:200]}
+        return {c: await resolver.read("/".join(["c", *map(str, c)])) for c in coords[:50]}
 
     for limit in (2**20, 40, 0):
-        assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:200]}
-
-
-async def test_nested_index_is_read_under_the_etag_of_the_outer_one() -> None:
-    """An inner index is read with If-Match of the outer one's ETag."""
-    case = Container(build_nested({"c/1": b"one"}))
-    await case.locate("c/1")
-
-    assert [call.if_match for call in case.store.calls] == [None, case.etags["c/0"]]
+        assert asyncio.run(read(limit)) == {c: chunks.get(c) for c in coords[:50]}
 
 
 @pytest.mark.parametrize("key", ["c/3/0", "c/0/4", "c/999999/0"])

@@ -61,7 +61,7 @@ def test_countless_shards_are_enumerated_one_by_one() -> None:
     assert [shard.ref for shard in found] == [ROOT.join("c/0/0"), ROOT.join("c/0/1")]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(nestings(), st.data())
 async def test_surveys_of_any_nesting_name_the_written_chunks(
     nesting: Nesting, data: st.DataObject

@@ -98,13 +98,13 @@ async def test_signature_in_a_comment_is_no_end_record(behind: bytes) -> None:
     assert await found.read("a") == b"content"
 
 
-@pytest.mark.parametrize("length", range(200))
-async def test_truncated_archive_is_damaged(length: int) -> None:
+async def test_truncated_archive_is_damaged() -> None:
     """An archive without its last bytes is damaged, however many these are."""
     data = archive(Entry(b"a"), Entry(b"b"), comment=b"PK\5\6 and more", end64={})
-    assert len(data) > 200
-    with pytest.raises(DamagedError, match=r"no end record|within its comment|too few|contradict"):
-        await opened(data[: len(data) - 1 - length])
+    reason = r"no end record|within its comment|too few|contradict"
+    for length in range(len(data) - 200, len(data)):
+        with pytest.raises(DamagedError, match=reason):
+            await opened(data[:length])
 
 
 FIRST: Final = Entry(b"a")
@@ -115,7 +115,6 @@ REFUSED: Final = {
     "entry in the place of another": (archive(FIRST, Entry(b"a", central={"start": 0})), "overlap"),
     "entry that ends in another": (archive(Entry(b"a", central={"nbytes": 8}), SECOND), "overlap"),
     "entry that ends in the directory": (archive(Entry(b"a", central={"nbytes": 8})), "overlap"),
-    "entry that is too long": (archive(Entry(b"a", central={"nbytes": WIDE - 1})), "overlap"),
     "entry behind the directory": (archive(Entry(b"a", central={"start": 99})), "overlap"),
     "fewer entries than there are": (
         archive(FIRST, SECOND, end={"here": 1, "count": 1}),
@@ -126,6 +125,16 @@ REFUSED: Final = {
         archive(Entry(b"a" * 99), end={"here": 2, "count": 2}),
         "counts 2 entries, not 1",
     ),
+    "65,536 entries more": (
+        archive(
+            FIRST,
+            SECOND,
+            end={"here": 65_535, "count": 65_535},
+            end64={"here": 65_536 + 1, "count": 65_536 + 1},
+        ),
+        "entries",
+    ),
+    "comment past the directory": (archive(Entry(b"a", central={"comment": 5})), "its entries 52"),
     "short directory": (archive(FIRST, SECOND, end={"nbytes": 93}), "no entry 0"),
     "directory before the archive": (archive(FIRST, end={"start": 99}), "places the central"),
     "directory larger than the file": (archive(FIRST, end={"nbytes": 9999}), "places the central"),
@@ -249,10 +258,10 @@ async def _left_out(found: Opened) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [b"a\\b", b"./a", b"/a", b"../a", b"a//b", b"a\0b", b"a/../b", b"\\"]
+    "name", [b"a\\b", b"./a", b"/a", b"../a", b"a//b", b"a\0b", b"a/../b", b"\\", b"a/"]
 )
 async def test_entries_that_are_no_keys_are_counted(name: bytes) -> None:
-    """Entries whose names are no keys are described by their number and an example."""
+    """Entries with data whose names are no keys are described by their number and an example."""
     found = await opened(archive(Entry(b"x/y"), Entry(name), Entry(b"/z"), Entry(b"d/", b"")))
 
     assert [*await found.names()] == ["x/y"]
@@ -260,31 +269,20 @@ async def test_entries_that_are_no_keys_are_counted(name: bytes) -> None:
     assert reason == f"2 names are no keys, such as {name.decode()!r}"
 
 
-async def test_directory_with_data_is_counted() -> None:
-    """An entry that is named like a directory, and has data, is described."""
-    assert await _left_out(await opened(archive(Entry(b"d/")))) == [
-        "1 name is no key, such as 'd/'"
-    ]
-
-
 async def test_entries_are_counted_modulo_65536() -> None:
     """An archive without zip64 records may count its entries modulo 65,536: all are read."""
     number = 65_536 + 7
-    entries = [Entry(b"%d" % at, b"") for at in range(number)]
-    wrapped = {"here": number % 65_536, "count": number % 65_536}
-    found = await opened(archive(*entries, end=wrapped), 2**23)
+    entry = Entry(b"00000", b"")
+    nbytes = len(entry.header())
+    head = entry.record(0)[:-9]  # without the offset and the name
+    records = b"".join(
+        head + struct.pack("<L5s", at * nbytes, b"%05d" % at) for at in range(number)
+    )
+    end = (0, 0, number % 65_536, number % 65_536, len(records), nbytes * number, 0)
+    data = bytes(nbytes * number) + records + struct.pack("<4s4H2LH", b"PK\5\6", *end)
+    found = await opened(data, 2**23)
 
     assert len(await found.names()) == number
-
-
-@pytest.mark.parametrize("count", [1, 3, 65_536 + 1])
-async def test_other_count_of_entries_is_damage(count: int) -> None:
-    """A count that is not equal to that of the entries modulo 65,536 is damage."""
-    end64 = {"here": count, "count": count} if count > 65_535 else None
-    most = {"here": 65_535, "count": 65_535}
-    end = most if end64 else {"here": count, "count": count}
-    with pytest.raises(DamagedError, match="entries"):
-        await opened(archive(FIRST, SECOND, end=end, end64=end64))
 
 
 async def test_zip64_record_may_have_extensible_data() -> None:
@@ -338,7 +336,7 @@ async def test_last_of_equal_names_counts() -> None:
 )
 def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     """Decoding takes no more memory than announced; an entry keeps 64 bytes and its name."""
-    count = 3000
+    count = 1000
     data = archive(*(Entry(name % number, b"") for number in range(count)))
     end = parse_end(data)
     assert end is not None
@@ -360,7 +358,7 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     st.sampled_from([BOTH, archive(FIRST, SECOND, end64={}, comment=b"note"), zipped([])]),
     st.lists(changes(), min_size=1, max_size=3),
 )
-@at_random(150)
+@at_random(60)
 async def test_changed_archive_is_damaged_or_located_within_itself(
     data: bytes, made: list[Change]
 ) -> None:

@@ -10,13 +10,12 @@ from typing import Any, Final
 
 import pytest
 
-from shardgate.errors import DamagedError, MetadataMissingError, VersionChangedError
+from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.compression import raw_deflate
 from shardgate.formats.zip.directory import TAIL_NBYTES
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import MISSING, ByteRange, Coded, Inline, ObjectRef, Stored, SuffixRange
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from tests.support.formats.case import Case, Container
 from tests.support.formats.zip.archives import (
     MOST,
     REF,
@@ -26,7 +25,6 @@ from tests.support.formats.zip.archives import (
     deflated,
     opened,
 )
-from tests.support.formats.zip.case import CASES
 from tests.support.lacking import need
 from tests.support.read.stores import WatchedStore
 
@@ -118,16 +116,6 @@ async def test_long_directory_is_in_memory_only_while_it_is_in_the_cache() -> No
 
     await layout.find("0/c/7", kept.fetch)
     assert [condition for _, condition in kept.reads] == [kept.etag] * 2
-
-
-async def test_replaced_archive_is_noticed() -> None:
-    """An entry of an archive that was replaced is not found in the new one."""
-    kept = Kept(archive(GOOD))
-    layout = await kept.layout()
-    kept.store.place(REF, archive(Entry(b"another"), GOOD))
-
-    with pytest.raises(VersionChangedError):
-        await layout.find("good", kept.fetch)
 
 
 UNREADABLE: Final = {
@@ -225,17 +213,6 @@ async def test_other_file_named_like_an_archive_is_an_error(
     """A file that is named like an archive and is none is damage; an error page may pass."""
     with pytest.raises(error):
         await Kept(data).layout()
-
-
-@pytest.mark.parametrize(("case", "reads"), [(CASES[0], 1), (CASES[1], 0)], ids=str)
-async def test_inner_chunk_costs_one_read_if_its_shard_is_stored(case: Case, reads: int) -> None:
-    """A chunk of a known stored shard is one read; a deflated shard is inflated once for all."""
-    first, second, *_ = case.chunks
-    container = Container(case.build(case.chunks))
-    await container.warm(first)
-
-    assert await container.read(second) == case.chunks[second]
-    assert len(container.reads) == reads
 
 
 PROGRAMS: Final = {

@@ -36,6 +36,8 @@ class Case:
     """True if shards are objects of their own, which can be surveyed."""
     entry_suffix: str = ""
     """Suffix of chunk keys in indexes of meshes, which name manifests and not fragments."""
+    is_spelling: bool = False
+    """True if the reads are those of another case, and only the bytes of indexes differ."""
 
     def is_metadata(self, name: str) -> bool:
         """Return whether the object *name* holds no chunks."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
@@ -15,21 +15,15 @@ DATA: Final = bytes(range(256))
 REFUSED: Final = "refused"
 type Outcome = bytes | str | None
 """Bytes, `REFUSED`, or `None` for a missing key."""
+type Instead = Mapping[str, tuple[Outcome, str]]
+"""Outcomes that only the service has, by key, and the reasons."""
+NOTHING: Final[Instead] = {}
 
 SOURCE: Final = "ROOT/sources/a.bin"
 """`ROOT` is the folder of the set."""
 SOURCES: Final = ("sources/a.bin", "sources/007.bin", "sources/part-007.bin", "sources/é b%20.bin")
 PART: Final = DATA[2:5]
 NEGATIVE: Final = "fsspec passes negative numbers on to the file, which takes them as it likes"
-
-
-class Found(NamedTuple):
-    """Outcomes by the keys of a set."""
-
-    by_fsspec: Mapping[str, Outcome]
-    """Those of the service too, but for *instead*."""
-    instead: Mapping[str, tuple[Outcome, str]] = {}
-    """Other outcomes of the service, and the reasons."""
 
 
 def part_of(url: Any = SOURCE, offset: Any = 2, length: Any = 3) -> list[Any]:
@@ -104,12 +98,15 @@ def _spaced_alike(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
     }
 
 
-async def assert_found(path: Path, found: Found, *, jinja: bool = False) -> None:
-    """Assert that fsspec, which evaluates templates by *jinja*, and the service find so."""
-    expected = dict(found.by_fsspec)
+async def assert_found(
+    path: Path, expected: Mapping[str, Outcome], instead: Instead, *, jinja: bool = False
+) -> None:
+    """Assert that fsspec finds what is *expected* by its keys, and the service too, but for what it
+    finds *instead*. fsspec evaluates templates by *jinja*, or replaces their names only.
+    """
     by_fsspec = _outcomes_of_fsspec(path, expected, jinja=jinja)
     by_service = await _outcomes(path, expected)
 
     assert _spaced_alike(by_fsspec) == expected
-    instead = {key: outcome for key, (outcome, _) in found.instead.items()}
-    assert _spaced_alike(by_service) == expected | instead
+    others = {key: outcome for key, (outcome, _) in instead.items()}
+    assert _spaced_alike(by_service) == {**expected, **others}

@@ -8,7 +8,9 @@ from tests.support.formats.zarr import draft
 from tests.support.formats.zarr.building import build, build_nested, build_rectilinear, chunk_bytes
 
 
-def _case(name: str, *, checksummed: bool = True, **options: Any) -> Case:
+def _case(
+    name: str, *, checksummed: bool = True, is_spelling: bool = False, **options: Any
+) -> Case:
     keys = ["c/0/0", "c/0/1", "c/1/0", "c/2/3", "c/0/3"]
     return Case(
         name,
@@ -16,19 +18,23 @@ def _case(name: str, *, checksummed: bool = True, **options: Any) -> Case:
         {key: chunk_bytes(number) for number, key in enumerate(keys)},
         absent=("c/1/1", "c/2/0", "c/3/0", "c/0/4", "c/0/0/0", "c/00/0", "c/0", "c", "x/c/0/0"),
         checksummed=checksummed,
+        is_spelling=is_spelling,
     )
+
+
+_spelling = partial(_case, is_spelling=True)
 
 
 CASES = (
     _case("end"),
     _case("start", location="start"),
-    _case("big-endian", endian=">"),
-    _case("no-checksum", crc=False, checksummed=False),
-    _case("start-no-checksum-big", location="start", crc=False, endian=">", checksummed=False),
+    _spelling("big-endian", endian=">"),
+    _spelling("no-checksum", crc=False, checksummed=False),
+    _spelling("start-no-checksum-big", location="start", crc=False, endian=">", checksummed=False),
     _case("undeclared", is_declared=False, checksummed=False),
-    _case("undeclared-no-checksum", crc=False, is_declared=False, checksummed=False),
+    _spelling("undeclared-no-checksum", crc=False, is_declared=False, checksummed=False),
     _case("undeclared-start", location="start", is_declared=False, checksummed=False),
-    _case(
+    _spelling(
         "undeclared-start-no-checksum",
         location="start",
         crc=False,

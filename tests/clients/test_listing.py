@@ -18,8 +18,6 @@ import s3fs
 import tensorstore
 import zarr
 from botocore.exceptions import ClientError
-from cloudfiles import CloudFiles
-from cloudfiles.interfaces import reset_connection_pools
 from zarr.storage import FsspecStore, ObjectStore
 
 from shardgate.settings import DatasetSettings, Settings
@@ -27,10 +25,13 @@ from tests.support.clients.filling import open_boto3, open_obstore, s3fs_options
 from tests.support.clients.precomputed import volumes
 from tests.support.clients.services import from_folder
 from tests.support.clients.writing import Case, Values, by_tensorstore, sharding
+from tests.support.deferred import Deferred
 from tests.support.files import write_files
 from tests.support.formats.neuroglancer_precomputed.case import MURMUR, build_meshes
 from tests.support.formats.zarr.draft import build as build_draft
 from tests.support.serving import serving
+
+cloudfiles: Any = Deferred("cloudfiles")
 
 _BUCKET: Final = "bucket"
 _V2: Final = {"name": "v2", "separator": "."}
@@ -231,8 +232,8 @@ def test_zarr_opens_groups_through_s3fs(bucket_url: str) -> None:
 def test_cloud_files_lists_by_prefix(bucket_url: str, keys: list[str]) -> None:
     """cloud-files lists the keys of a volume, all, flat, and below a prefix."""
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-    reset_connection_pools()  # which are by bucket, whatever the endpoint
-    files = CloudFiles(f"s3://{bucket_url}/{_BUCKET}/volume", secrets=secrets)
+    cloudfiles.interfaces.reset_connection_pools()  # which are by bucket, whatever the endpoint
+    files = cloudfiles.CloudFiles(f"s3://{bucket_url}/{_BUCKET}/volume", secrets=secrets)
     inside = [key.removeprefix("volume/") for key in keys if key.startswith("volume/")]
 
     assert sorted(files.list()) == sorted(inside)

@@ -11,7 +11,6 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
-import xarray
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
@@ -19,9 +18,12 @@ from tests.support.clients.filling import over_obstore
 from tests.support.clients.reading import JS, open_tensorstore, over_fsspec, run_node
 from tests.support.clients.services import connect
 from tests.support.clients.writing import quiet
+from tests.support.deferred import Deferred
 from tests.support.formats.kerchunk.sets import write_json
 from tests.support.lacking import need
 from tests.support.serving import serving
+
+xarray: Any = Deferred("xarray")
 
 VALUES: Final = np.arange(6, dtype="i4")
 PLACES: Final = {

@@ -7,13 +7,13 @@ from typing import Any, Final
 import httpx
 import numpy as np
 import pytest
-import xarray
 import zarr
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from shardgate.storage.contract import ObjectStore
 from tests.support.clients.reading import open_tensorstore, over_fsspec, over_obstore
 from tests.support.clients.services import Watched, ask, connect, sizes_of
+from tests.support.deferred import Deferred
 from tests.support.formats.kerchunk.sets import (
     kerchunk_of,
     read_by_fsspec,
@@ -23,6 +23,8 @@ from tests.support.formats.kerchunk.sets import (
 )
 from tests.support.formats.zarr.building import LITTLE, build
 from tests.support.serving import serving
+
+xarray: Any = Deferred("xarray")
 
 VALUES: Final = np.arange(600, dtype="f4").reshape(20, 30)
 PARTLY: Final = np.full(400, 9, "i2")

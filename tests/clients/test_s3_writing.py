@@ -18,8 +18,6 @@ import s3fs
 import zarr
 from botocore import UNSIGNED
 from botocore.exceptions import ClientError
-from cloudfiles import CloudFiles, paths
-from cloudfiles.interfaces import reset_connection_pools
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
@@ -30,8 +28,11 @@ from tests.support.clients.filling import (
     read_object,
     s3fs_options,
 )
+from tests.support.deferred import Deferred
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
+
+cloudfiles: Any = Deferred("cloudfiles")
 
 
 @pytest.fixture(scope="module")
@@ -360,9 +361,9 @@ def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str)
 
     Plain clients get compressed objects decoded.
     """
-    paths.add_alias("written", f"s3://{url}/")
+    cloudfiles.paths.add_alias("written", f"s3://{url}/")
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-    files = CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
+    files = cloudfiles.CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
     files.put("a", b"abc" * 1000, compress=compress)
     files.put("plain", b"abc")
 
@@ -371,7 +372,7 @@ def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str)
     assert files["plain", 1:3] == b"bc"
     files.delete("plain")
     assert not files.exists("plain")
-    reset_connection_pools()
+    cloudfiles.interfaces.reset_connection_pools()
 
 
 _REFUSED: Final[list[tuple[bool, str, dict[str, Any], str]]] = [

@@ -1,23 +1,15 @@
 """zarr-python, xarray, TensorStore and zarrita.js read arrays of the table, and random ones."""
 
 import base64
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count
-from math import prod
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
 import tensorstore
-import zarr
-import zarr.storage
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
-from shardgate.settings import DatasetSettings, Settings
 from tests.support.clients.arrays import BY_NAME, IN_GROUPS, SHARDS, VALUES, member
 from tests.support.clients.reading import (
     BEYOND,
@@ -31,18 +23,10 @@ from tests.support.clients.writing import (
     Case,
     Json,
     Shape,
-    Values,
-    by_tensorstore,
-    by_zarr,
-    default_keys,
     quiet,
     same,
-    v2_keys,
-    write,
 )
 from tests.support.deferred import Deferred
-from tests.support.formats.zarr.nesting import nestings
-from tests.support.serving import serving
 
 xarray: Any = Deferred("xarray")
 
@@ -202,27 +186,18 @@ def test_format_2_is_served_as_stored(local: str, opener: Any) -> None:
         assert opened["v"].dims == ("z", "y", "x")
 
 
-in_each_group = pytest.mark.parametrize("group", ["consolidated", "listed"])
-
-
-@in_each_group
-def test_zarr_lists_members_of_groups_over_fsspec(service: str, group: str) -> None:
-    """zarr-python lists the members of a group and of nested groups over fsspec."""
+@pytest.mark.parametrize("service", ["local", "remote"], indirect=True)
+@pytest.mark.parametrize("group", ["consolidated", "listed"])
+def test_zarr_opens_groups_over_fsspec(service: str, group: str) -> None:
+    """zarr-python lists the members of groups, and reads an array in nested ones without shards."""
     with quiet():
         opened = over_fsspec(f"{service}/bucket/groups/{group}")
         names = {name for name, _ in opened.members()}
+        array = opened["below/deeper/v"]
     below = opened["below"].members(max_depth=None)
 
     assert names == {member(case) for case in IN_GROUPS} | {"below"}
     assert {name for name, _ in below} == {"deeper", "deeper/v"}
-
-
-@in_each_group
-def test_zarr_reads_an_array_in_nested_groups(local: str, opener: Any, group: str) -> None:
-    """zarr-python reads an array through nested groups, without shards."""
-    with quiet():
-        array = opener(f"{local}/bucket/groups/{group}")["below/deeper/v"]
-
     assert array.shards is None
     same(array[...], VALUES)
 
@@ -268,107 +243,3 @@ def test_tensorstore_detects_the_format_and_revalidates(local: str) -> None:
     same(found.read().result(), VALUES)
     for _ in range(2):
         same(array.read().result(), VALUES)
-
-
-MAX_CHUNKS: Final = 150
-"""Most chunks of a random array."""
-ENCODINGS: Final = (default_keys("/"), default_keys("."), v2_keys("/"), v2_keys("."))
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A served folder that gets new arrays."""
-
-    folder: Path
-    url: str
-    numbers: Iterator[int]
-    """Numbers for unique names of arrays, since caches may hold former ones."""
-
-
-@pytest.fixture(scope="module")
-def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
-    """Serve an empty folder."""
-    folder = tmp_path_factory.mktemp("random")
-    with serving(Settings(datasets={"d": DatasetSettings(url=str(folder))})) as url:
-        yield Service(folder, f"{url}/d", count())
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Draw a random nesting of shards, written by a library."""
-    nesting = draw(nestings(letters=False, regular=True))
-    writers = [by_zarr] if _has_checksum_after(nesting.codecs) else [by_tensorstore, by_zarr]
-    return Case(
-        name="a",
-        write=draw(st.sampled_from(writers)),
-        values=_values(draw, nesting.shape),
-        shards=nesting.shard_shape,
-        codecs=nesting.codecs,
-        fill_value=7,
-        key_encoding=draw(st.sampled_from(ENCODINGS)),
-    )
-
-
-def _values(draw: st.DrawFn, shape: Shape) -> Values:
-    """Return an array with a share of fill values, so that chunks and shards are absent."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    density = draw(st.sampled_from([0.02, 0.3, 1.0]))
-    random = np.random.default_rng(seed)
-    values = random.integers(0, 60000, shape, dtype=np.uint16)
-    return np.where(random.random(shape) < density, values, np.uint16(7)).reshape(shape)
-
-
-def _has_checksum_after(codecs: Any) -> bool:
-    """Return whether a checksum follows a sharding codec, which TensorStore does not allow."""
-    names = [codec["name"] for codec in codecs]
-    if "sharding_indexed" not in names:
-        return False
-    at = names.index("sharding_indexed")
-    return at + 1 < len(names) or _has_checksum_after(codecs[at]["configuration"]["codecs"])
-
-
-def _written(case: Case, path: Path) -> bool:
-    """Write *case*; return `False` if zarr-python cannot write it."""
-    try:
-        write(case, path)
-    except ValueError:
-        if case.write is by_tensorstore:
-            raise
-        return False
-    return True
-
-
-_PATIENT: Final = settings(
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
-)
-
-
-@pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=pytest.mark.soak)])
-def test_random_array_reads_as_written(served_folder: Service, examples: int) -> None:
-    """A random array of any shape, transposes, nesting and index reads as written."""
-
-    @settings(_PATIENT, max_examples=examples)
-    @given(case=cases(), data=st.data())
-    def check(case: Case, data: st.DataObject) -> None:
-        _read_back(served_folder, case, data)
-
-    check()
-
-
-def _read_back(served_folder: Service, case: Case, data: st.DataObject) -> None:
-    grid = [-(-n // chunk) for n, chunk in zip(case.values.shape, case.served, strict=True)]
-    assume(prod(grid) <= MAX_CHUNKS)
-    name = f"{case.name}{next(served_folder.numbers)}"
-    assume(_written(case, served_folder.folder / name))
-    if data.draw(st.booleans(), label="read with TensorStore"):
-        spec = {"driver": "zarr3", "kvstore": f"{served_folder.url}/{name}/"}
-        array: Any = tensorstore.open(spec, open=True).result()
-        chunks, values = tuple(array.chunk_layout.read_chunk.shape or ()), array.read().result()
-    else:
-        with quiet():
-            array = zarr.open_array(f"{served_folder.url}/{name}", mode="r", zarr_format=3)
-            assert array.shards is None
-            chunks, values = array.chunks, np.asarray(array[...])
-
-    assert chunks == case.served
-    same(values, case.values)

@@ -109,9 +109,7 @@ def virtual(
     return {version: root / version for version in VERSIONS}
 
 
-@pytest.fixture(
-    scope="session", params=["local", pytest.param("remote", marks=pytest.mark.soak)]
-)
+@pytest.fixture(scope="session", params=["local", pytest.param("remote", marks=pytest.mark.soak)])
 def following(
     request: pytest.FixtureRequest,
     places: Mapping[str, Elsewhere],

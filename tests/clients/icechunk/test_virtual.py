@@ -58,7 +58,6 @@ def client(following: str) -> Generator[httpx.Client]:
 @pytest.mark.parametrize(
     ("following", "version"),
     [
-        ("local", "v1"),
         ("local", "migrated"),
         ("remote", "v2"),
         *(pytest.param("remote", name, marks=pytest.mark.soak) for name in ("v1", "migrated")),
@@ -76,9 +75,7 @@ def test_virtual_references_read_as_by_the_library(
     compare_nodes(client, f"/{version}/@tag.v1", nodes, session.store)
 
 
-@pytest.mark.parametrize(
-    ("version", "place"), [("v1", "file"), ("v2", "s3"), ("migrated", "http")]
-)
+@pytest.mark.parametrize(("version", "place"), [("v1", "file"), ("v2", "s3"), ("migrated", "http")])
 def test_reference_with_a_valid_checksum_is_read(
     client: httpx.Client, version: str, place: str
 ) -> None:

@@ -84,7 +84,11 @@ def _is_known_to_tensorstore(nesting: Nesting) -> bool:
         if names[-1] != "sharding_indexed":
             return False
         codecs = codecs[-1]["configuration"]["codecs"]
-    return nesting.document["chunk_grid"]["name"] == "regular"
+    return _is_regular(nesting)
+
+
+def _is_regular(nesting: Nesting) -> bool:
+    return bool(nesting.document["chunk_grid"]["name"] == "regular")
 
 
 def _draw_values(data: st.DataObject, nesting: Nesting) -> Values:
@@ -94,7 +98,8 @@ def _draw_values(data: st.DataObject, nesting: Nesting) -> Values:
     random = np.random.default_rng(prod(shape))
     values = random.integers(0, 60000, shape, dtype=np.uint16)
     values = np.where(random.random(shape) < density, values, np.uint16(FILL)).reshape(shape)
-    values[_draw_region(data, shape)] = FILL
+    if shape:
+        values[_draw_region(data, shape)] = FILL
     return values
 
 
@@ -111,15 +116,14 @@ def _write_by_tensorstore(folder: Path, nesting: Nesting, keys: Json, values: Va
     return values
 
 
-def _write_by_zarr(folder: Path, nesting: Nesting, keys: Json, values: Values) -> Values:
+def _write_by_zarr(folder: Path, nesting: Nesting, keys: Any, values: Values) -> Values:
     """Fill all shards, and resize the array to its shape."""
-    is_regular = nesting.document["chunk_grid"]["name"] == "regular"
     with rectilinear_allowed():
         try:
             array: Any = zarr.create(
                 store=folder,
                 shape=values.shape,
-                chunks=nesting.shard_shape if is_regular else nesting.edges,
+                chunks=nesting.shard_shape if _is_regular(nesting) else nesting.edges,
                 codecs=nesting.codecs,
                 dtype=values.dtype,
                 fill_value=FILL,

@@ -314,8 +314,13 @@ def test_two_services_keep_and_read_the_writes_of_each_other(pair: tuple[str, st
 
     assert opened(pair[1])[:].tolist()[-4:] == expected[-4:]
     for url in pair:
-        wait_until(lambda url=url: opened(url)[:].tolist() == expected, LATE_S)
+        read_in_time(url, expected)
         assert opened(url).attrs.asdict() == {"x": 1}
+
+
+def read_in_time(url: str, expected: list[int]) -> None:
+    """Read until all values are as expected."""
+    wait_until(lambda: opened(url)[:].tolist() == expected, LATE_S)
 
 
 ONLY_TENSORSTORE: Final = ("transpose/",)

@@ -24,7 +24,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
         group = root / name
         write_group(group, {"title": "all cases"})
         for case in IN_GROUPS:
-            _copy_as_variable(root / case.name, group / member(case))
+            _copy_as_variable(root / case, group / member(case))
         write_group(group / "below", {"depth": 1})
         write_group(group / "below/deeper")
         _copy_as_variable(root / "index/zarr_start_big_crc", group / "below/deeper/v")

@@ -1,4 +1,4 @@
-"""Archives of zarr-python's `ZipStore` behind the service: read, listed, damaged."""
+"""Archives of zarr-python's `ZipStore` behind the service: read, listed, replaced, damaged."""
 
 import json
 import shutil
@@ -192,6 +192,25 @@ def test_other_files_in_a_folder_of_archives_are_no_archives(folder: Path, tmp_p
         "scan.ozx/sharded",
     }
     assert (text.content, below.status_code) == (b"text", 404)
+
+
+def test_replaced_archive_is_read_anew(folder: Path, tmp_path: Path) -> None:
+    """A key of an archive that is replaced is that of the new one, also at once if it was not
+    looked up before.
+    """
+    path = tmp_path / "a.zip"
+    shutil.copy(folder / "stored.zarr.zip", path)
+    settings = Settings(datasets={"all": DatasetSettings(url=str(tmp_path))})
+    with serving(settings) as served, connect(served) as client:
+        before = client.get("/all/a.zip/plain/c/0/0/0")
+        with zipfile.ZipFile(tmp_path / "new", "w") as archive:
+            archive.writestr("filler", bytes(99))
+            archive.writestr("plain/c/0/0/1", b"new")
+        (tmp_path / "new").replace(path)
+        after = client.get("/all/a.zip/plain/c/0/0/1")
+
+    assert before.status_code == 200
+    assert after.content == b"new"
 
 
 def test_bomb_in_an_archive_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 import pytest
+import zarr
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings, VirtualPrefix
 from shardgate.storage.contract import ObjectStore
@@ -248,6 +249,19 @@ def test_sharded_array_of_a_set_is_unsharded(tmp_path: Path) -> None:
     assert listed == {key.removeprefix("c/"): len(chunk) for key, chunk in chunks.items()}
 
 
+@pytest.mark.parametrize("path", ["absent", "/absent"])
+def test_metadata_that_cannot_be_read_hide_no_other_keys(tmp_path: Path, path: str) -> None:
+    """Keys of a set whose `zarr.json` refers to no source, or is no reference, are served."""
+    source = f"{tmp_path}{path}" if path.startswith("/") else path
+    write_json(tmp_path / "refs.json", {"zarr.json": [source, 0, 9], "notes": "text"})
+    root = set_at(tmp_path / "refs.json", tmp_path)
+    with serving(Settings(datasets={"set": root})) as url, connect(url) as client:
+        notes, page, metadata = (client.get(f"/set/{key}") for key in ("notes", "", "zarr.json"))
+
+    assert ("notes" in page.text, notes.content) == (True, b"text")
+    assert metadata.status_code == 424
+
+
 def test_hostile_set_is_listed(client: httpx.Client) -> None:
     """References that are not followed are listed with their lengths, whole objects with their own,
     or with 0 if they do not exist or are denied.
@@ -258,6 +272,19 @@ def test_hostile_set_is_listed(client: httpx.Client) -> None:
     assert (sizes["good"], sizes["whole"]) == (3, 6)
     assert sizes["absent-whole"] == sizes["linked-out"] == 0
     assert "relative" in client.get("/sets/hostile.json/").text
+
+
+def test_marker_is_no_damaged_set(tmp_path: Path) -> None:
+    """The metadata of a Zarr v3 group beside a set are not reported as a damaged set."""
+    zarr.create_group(tmp_path / "b.zarr").create_array("a", shape=(2,), dtype="u1")
+    array = (tmp_path / "b.zarr/a/zarr.json").read_text()
+    write_json(tmp_path / "refs.json", {"version": 1, "refs": {"c/zarr.json": array}})
+    root = DatasetSettings(url=str(tmp_path), format="kerchunk")
+    with serving(Settings(datasets={"sets": root})) as url, connect(url) as client:
+        described = client.get("/api/datasets/sets").json()
+
+    assert described["damaged"] == []
+    assert [each["path"] for each in described["arrays"]] == ["b.zarr/a", "refs.json/c"]
 
 
 SOURCE: Final = "sources/a.h5"

@@ -265,10 +265,14 @@ CASES: Final[tuple[Case, ...]] = (
 
 BY_NAME: Final = {case.name: case for case in CASES}
 
-IN_GROUPS: Final = tuple(case for case in CASES if case.write is not by_zarr_v2)
-"""Cases that can be members of a group of format 3."""
+IN_GROUPS: Final = (
+    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "transpose/both",
+    "nested/two", "rectilinear/part", "after/crc_after_both", "after/gzip", "keys/v2_dot",
+    "shape/0d_default", "fill/nan", "dtype/string", "document/unknown_member", "plain/v3",
+)  # fmt: skip
+"""Cases that are members of groups too."""
 
 
-def member(case: Case) -> str:
-    """Return the name of *case* as a member of a group."""
-    return case.name.replace("/", "-")
+def member(name: str) -> str:
+    """Return the name of a case as a member of a group."""
+    return name.replace("/", "-")

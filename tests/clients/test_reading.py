@@ -75,7 +75,7 @@ def seen_by_tensorstore(root: str, case: Case) -> Seen:
 
 
 def by_xarray(memory: Memory, root: str, case: Case, *, consolidated: bool) -> Seen:
-    """Read a variable of the group of all cases with xarray."""
+    """Read a variable of the group of some cases with xarray."""
     url = f"{root}/groups/{'consolidated' if consolidated else 'listed'}"
     if url not in memory.groups:
         opened = xarray.open_zarr(
@@ -83,7 +83,7 @@ def by_xarray(memory: Memory, root: str, case: Case, *, consolidated: bool) -> S
         )
         memory.groups[url] = memory.stack.enter_context(opened)
         assert set(opened.variables) == {member(each) for each in IN_GROUPS}
-        assert opened.attrs == {"title": "all cases"}
+        assert opened.attrs == {"title": "some cases"}
     variable = memory.groups[url][member(case.name)]
     assert variable.encoding["shards"] is None
     return Seen(variable.values, variable.encoding["chunks"])

@@ -11,15 +11,17 @@ import pytest
 import s3fs
 import tensorstore
 import zarr
-from cloudfiles.interfaces import HttpInterface
-from cloudvolume import CloudVolume
 
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.clients.filling import KEYS, over_obstore, s3fs_options
 from tests.support.clients.precomputed.volumes import Scale, sharding, write_scale
 from tests.support.clients.reading import over_fsspec, run_node
 from tests.support.clients.reading import over_obstore as over_obstore_http
+from tests.support.deferred import Deferred
 from tests.support.serving import serving
+
+cloudfiles: Any = Deferred("cloudfiles")
+cloudvolume: Any = Deferred("cloudvolume")
 
 _LONGEST_S: Final = 120
 """TensorStore would repeat 500, 502, 503 and 504 without end."""
@@ -67,8 +69,8 @@ def by_zarrita(url: str) -> Any:
 def by_cloudvolume(url: str) -> Any:
     """Read all with cloud-volume, without its pauses between seven tries."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HttpInterface.get_file.retry, "sleep", lambda _: None)
-        return CloudVolume(f"precomputed://{url}", progress=False)[:]
+        patch.setattr(cloudfiles.interfaces.HttpInterface.get_file.retry, "sleep", lambda _: None)
+        return cloudvolume.CloudVolume(f"precomputed://{url}", progress=False)[:]
 
 
 READERS: Final[dict[str, tuple[Callable[[str], Any], int, str]]] = {

@@ -18,8 +18,6 @@ import s3fs
 import zarr
 from botocore import UNSIGNED
 from botocore.exceptions import ClientError
-from cloudfiles import CloudFiles, paths
-from cloudfiles.interfaces import reset_connection_pools
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from shardgate.settings import DatasetSettings, LimitSettings, Settings
@@ -30,8 +28,11 @@ from tests.support.clients.filling import (
     read_object,
     s3fs_options,
 )
+from tests.support.deferred import Deferred
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import serving
+
+cloudfiles: Any = Deferred("cloudfiles")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,11 @@ def s3(url: str) -> Any:
     return open_boto3(url)
 
 
-@pytest.mark.parametrize("body", [b"abc", io.BytesIO(b"abc")])
-@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
+@pytest.mark.parametrize(
+    ("body", "algorithm"),
+    [(b"abc", "CRC32"), (io.BytesIO(b"abc"), "SHA1"), (b"abc", "SHA256")],
+    ids=["CRC32", "stream-SHA1", "SHA256"],
+)
 def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
     """boto3 puts, reads and deletes an object with each checksum, from bytes or a stream."""
     put = s3.put_object(Bucket="bucket", Key="a b/c+d", Body=body, ChecksumAlgorithm=algorithm)
@@ -74,8 +78,6 @@ def test_boto3_puts_and_deletes(s3: Any, body: Any, algorithm: str) -> None:
     assert read_object(s3, "a b/c+d", "bucket") == b"abc"
     s3.delete_object(Bucket="bucket", Key="a b/c+d")
     assert read_object(s3, "a b/c+d", "bucket") is None
-    if not isinstance(body, bytes):
-        body.seek(0)
 
 
 def test_unsigned_boto3_request_gets_an_s3_error(url: str) -> None:
@@ -84,30 +86,23 @@ def test_unsigned_boto3_request_gets_an_s3_error(url: str) -> None:
         open_boto3(url, signature_version=UNSIGNED).get_object(Bucket="nothing", Key="a")
 
 
-def test_boto3_is_told_which_keys_are_invalid(s3: Any) -> None:
-    """DeleteObjects deletes the other keys, and reports those that no object can have."""
-    s3.put_object(Bucket="bucket", Key="one", Body=b"x")
-    keys = [{"Key": key} for key in ("a//b", "one", "../a")]
-    told = s3.delete_objects(Bucket="bucket", Delete={"Objects": keys})
-
-    assert told["Deleted"] == [{"Key": "one"}]
-    assert [(each["Key"], each["Code"]) for each in told["Errors"]] == [
-        ("a//b", "InvalidRequest"),
-        ("../a", "InvalidRequest"),
-    ]
-
-
 def test_boto3_deletes_many_objects(s3: Any) -> None:
-    """DeleteObjects deletes existing keys, ignores absent ones, and reports failed conditions."""
+    """DeleteObjects deletes existing keys, and ignores absent ones.
+
+    Keys that no object can have, and failed conditions, are reported.
+    """
     for key in ("many/1", "many/2", "many/3"):
         s3.put_object(Bucket="bucket", Key=key, Body=b"x")
-    keys = [{"Key": key} for key in ("many/1", "many/none", "many/")]
+    keys = [{"Key": key} for key in ("many/1", "many/none", "many/", "a//b", "../a")]
     told = s3.delete_objects(Bucket="bucket", Delete={"Objects": keys})
     others = [{"Key": "many/2"}, {"Key": "many/3", "ETag": '"x"'}]
     quiet = s3.delete_objects(Bucket="bucket", Delete={"Objects": others, "Quiet": True})
 
-    assert told["Deleted"] == keys
-    assert "Errors" not in told
+    assert told["Deleted"] == keys[:3]
+    assert [(each["Key"], each["Code"]) for each in told["Errors"]] == [
+        ("a//b", "InvalidRequest"),
+        ("../a", "InvalidRequest"),
+    ]
     assert "Deleted" not in quiet
     assert [(e["Key"], e["Code"]) for e in quiet["Errors"]] == [("many/3", "PreconditionFailed")]
     assert [read_object(s3, f"many/{name}", "bucket") for name in (1, 2, 3)] == [None, None, b"x"]
@@ -298,17 +293,17 @@ def copier(copying: str) -> Any:
     return open_boto3(copying)
 
 
-@pytest.mark.parametrize("quotes", ['"', ""])
-def test_boto3_copies_an_object(copier: Any, copied: Path, quotes: str) -> None:
+def test_boto3_copies_an_object(copier: Any, copied: Path) -> None:
     """boto3 copies an object conditionally; the result's ETag is that of the copy."""
-    etag = copier.head_object(Bucket="data", Key="small")["ETag"].strip('"')
-    condition = {"CopySourceIfMatch": f"{quotes}{etag}{quotes}"}
-    made = copier.copy_object(Bucket="data", Key="a b/c", CopySource="data/small", **condition)
-    told = made["CopyObjectResult"]
+    etag = copier.head_object(Bucket="data", Key="small")["ETag"]
+    for condition in (etag, etag.strip('"')):
+        target = {"Bucket": "data", "Key": f"a b/{len(condition)}"}
+        made = copier.copy_object(**target, CopySource="data/small", CopySourceIfMatch=condition)
+        told = made["CopyObjectResult"]
 
-    assert (copied / "a b/c").read_bytes() == b"abc"
-    assert told["ETag"] == copier.head_object(Bucket="data", Key="a b/c")["ETag"]
-    assert abs(told["LastModified"].timestamp() - time.time()) < 60
+        assert (copied / target["Key"]).read_bytes() == b"abc"
+        assert told["ETag"] == copier.head_object(**target)["ETag"]
+        assert abs(told["LastModified"].timestamp() - time.time()) < 60
 
 
 def test_inner_chunks_are_copied(copier: Any, copied: Path) -> None:
@@ -353,16 +348,17 @@ def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
     assert body == data[1:3]
 
 
-@pytest.mark.parametrize("bucket", ["memory", "s3"])
-@pytest.mark.parametrize("compress", ["gzip", "br", "zstd"])
+@pytest.mark.parametrize(
+    ("bucket", "compress"), [("memory", "gzip"), ("s3", "br"), ("memory", "zstd")]
+)
 def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str) -> None:
     """cloud-files reads its own compressed objects, ranges of others, and deletes them.
 
     Plain clients get compressed objects decoded.
     """
-    paths.add_alias("written", f"s3://{url}/")
+    cloudfiles.paths.add_alias("written", f"s3://{url}/")
     secrets = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-    files = CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
+    files = cloudfiles.CloudFiles(f"written://{bucket}/{compress}", secrets=secrets)
     files.put("a", b"abc" * 1000, compress=compress)
     files.put("plain", b"abc")
 
@@ -371,7 +367,7 @@ def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str)
     assert files["plain", 1:3] == b"bc"
     files.delete("plain")
     assert not files.exists("plain")
-    reset_connection_pools()
+    cloudfiles.interfaces.reset_connection_pools()
 
 
 _REFUSED: Final[list[tuple[bool, str, dict[str, Any], str]]] = [
@@ -457,7 +453,7 @@ def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) ->
 
 
 def test_concurrent_copies_of_a_large_object_all_succeed(tmp_path: Path) -> None:
-    """All of 24 concurrent copies of a large object succeed within 8 MiB in flight."""
+    """All of 12 concurrent copies of a large object succeed within 8 MiB in flight."""
     body = os.urandom(3 * 2**20)
     (tmp_path / "large").write_bytes(body)
     datasets = {"data": DatasetSettings(url=str(tmp_path), writable=True)}
@@ -465,10 +461,10 @@ def test_concurrent_copies_of_a_large_object_all_succeed(tmp_path: Path) -> None
 
     with serving(Settings(datasets=datasets, limits=limits)) as served:
         s3 = open_boto3(served)
-        with ThreadPoolExecutor(24) as threads:
+        with ThreadPoolExecutor(12) as threads:
             copies = threads.map(
                 lambda n: s3.copy_object(Bucket="data", Key=f"copy/{n}", CopySource="data/large"),
-                range(24),
+                range(12),
             )
-            assert len(list(copies)) == 24
-    assert all((tmp_path / f"copy/{n}").read_bytes() == body for n in range(24))
+            assert len(list(copies)) == 12
+    assert all((tmp_path / f"copy/{n}").read_bytes() == body for n in range(12))

@@ -59,36 +59,24 @@ def gateway(vault: Vault, lab: Lab) -> Generator[Gateway]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def name(lab: Lab) -> str:
-    """Create an array with all chunks."""
-    return lab.new_array(SMALL, {at: value(SMALL, 1, at) for at in range(SMALL.chunks)})
-
-
-@pytest.mark.parametrize("client", [*CLIENTS, "tensorstore"])
-def test_client_reads_an_array_stored_behind_tls(
-    lab: Lab, gateway: Gateway, name: str, client: str
-) -> None:
-    """zarr-python and TensorStore read all values of an array from a store that speaks TLS."""
-    if client == "tensorstore":
-        found = read_tensorstore({"driver": "http", "base_url": f"{gateway.url}/data/{name}/"})
-    else:
-        found = read_zarr(CLIENTS[client](gateway.url, name))
-
-    same(found, read_zarr(lab.folder / name))
-
-
 @pytest.mark.parametrize("client", CLIENTS)
-def test_zarr_python_writes_an_array_stored_behind_tls(
+def test_client_reads_and_writes_an_array_stored_behind_tls(
     lab: Lab, gateway: Gateway, client: str
 ) -> None:
-    """zarr-python writes a part of a sharded array in a store that speaks TLS, and nothing else."""
-    old = lab.new_array(SMALL, {at: value(SMALL, 1, at) for at in range(SMALL.chunks)})
-    expected = read_zarr(lab.folder / old)
-    expected[3:41] += 1
-    zarr.open_array(CLIENTS[client](gateway.url, old), mode="r+")[3:41] = expected[3:41]
+    """zarr-python writes a part of a sharded array in a store that speaks TLS, and nothing else.
 
-    same(lab.open(old)[:], expected)
+    TensorStore reads all values.
+    """
+    name = lab.new_array(SMALL, {at: value(SMALL, 1, at) for at in range(SMALL.chunks)})
+    array = zarr.open_array(CLIENTS[client](gateway.url, name), mode="r+")
+    expected = read_zarr(lab.folder / name)
+    same(array[...], expected)
+    expected[3:41] += 1
+    array[3:41] = expected[3:41]
+
+    same(lab.open(name)[:], expected)
+    over_http = {"driver": "http", "base_url": f"{gateway.url}/data/{name}/"}
+    same(read_tensorstore(over_http), expected)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
@@ -123,8 +111,9 @@ def test_library_reads_a_commit_behind_tls(vault: Vault, tmp_path: Path) -> None
         assert (served.status_code, served.content) == (HTTPStatus.OK, b"\1\2")
 
 
-def test_untrusted_certificate_of_a_store_is_424(vault: Vault, lab: Lab, name: str) -> None:
+def test_untrusted_certificate_of_a_store_is_424(vault: Vault, lab: Lab) -> None:
     """Reads and writes get 424 while the gateway does not trust the store's certificate."""
+    name = lab.new_array(SMALL, {0: value(SMALL, 1, 0)})
     environ = of_dataset(lab.url, vault.seaweedfs) | vault.environ
     del environ["AWS_CA_BUNDLE"]
     with forked(environ) as started:

@@ -3,13 +3,13 @@
 import json
 import multiprocessing
 from collections.abc import Callable, Generator
+from itertools import count
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
 import tensorstore
-import xarray
 import zarr
 
 from shardgate.settings import CacheSettings, Settings
@@ -34,6 +34,7 @@ from tests.support.clients.writing import (
     read_zarr,
     same,
 )
+from tests.support.deferred import Deferred
 from tests.support.files import read_files
 from tests.support.gateways import forked, of_dataset
 from tests.support.labs import Lab, requested_lab
@@ -41,25 +42,45 @@ from tests.support.processes import wait_until
 from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 
+xarray: Any = Deferred("xarray")
+
 VALUES: Final = counted((16, 16), "u4")
+_numbers: Final = count()
 type Open = Callable[[str], Any]
+in_each_client = pytest.mark.parametrize("client", CLIENTS, indirect=True)
 
 
-@pytest.fixture
-def taker(tmp_path: Path) -> Generator[Taker]:
-    """Serve a folder with a sharded array of zeros."""
-    zarr.create_array(tmp_path / "array", shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4")
-    with taking_into_folder(tmp_path) as taker:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Serve a writable folder."""
+    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
         yield taker
 
 
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, taker: Taker) -> Open:
-    """Return each way of zarr-python to open a path of the service."""
-    return lambda path: CLIENTS[request.param](taker.url, path)
+@pytest.fixture
+def path(folder: Taker) -> str:
+    """Return an unused path of the dataset, with a sharded array of zeros below it."""
+    path = f"test-{next(_numbers)}"
+    array = folder.folder / path / "array"
+    zarr.create_array(array, shape=(16, 16), shards=(8, 8), chunks=(4, 4), dtype="u4")
+    return path
 
 
-def test_zarr_python_writes_all_and_parts_of_an_array(taker: Taker, client: Open) -> None:
+@pytest.fixture
+def below(folder: Taker, path: str) -> Path:
+    """Return the folder of *path*."""
+    return folder.folder / path
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, folder: Taker, path: str) -> Open:
+    """Return a way of zarr-python to open a name below *path*, by default over obstore."""
+    open_store = CLIENTS[getattr(request, "param", "obstore")]
+    return lambda name: open_store(folder.url, f"{path}/{name}".rstrip("/"))
+
+
+@in_each_client
+def test_zarr_python_writes_all_and_parts_of_an_array(below: Path, client: Open) -> None:
     """zarr-python writes a sharded array, and a part across chunks and shards."""
     array = zarr.open_array(client("array"), mode="r+")
     array[...] = VALUES
@@ -68,12 +89,11 @@ def test_zarr_python_writes_all_and_parts_of_an_array(taker: Taker, client: Open
     expected[3:9, 2:14] += 1
 
     same(array[...], expected)
-    same(zarr.open_array(taker.folder / "array", mode="r")[...], expected)
+    same(zarr.open_array(below / "array", mode="r")[...], expected)
 
 
-@pytest.mark.parametrize("named", ["auto", "zarr"])
-@pytest.mark.parametrize("client", CLIENTS)
-def test_zarr_python_overwrites_an_array(tmp_path: Path, client: str, named: str) -> None:
+@pytest.mark.parametrize(("named", "client"), [("auto", "s3fs"), ("zarr", "obstore")])
+def test_zarr_python_overwrites_an_array(tmp_path: Path, named: str, client: str) -> None:
     """zarr-python overwrites a sharded array by arrays of formats 3, 2 and 3 at once."""
     zarr.create_array(tmp_path / "a", data=VALUES, shards=(8, 8), chunks=(4, 4))
     with taking_into_folder(tmp_path, format=named) as taker:
@@ -90,64 +110,70 @@ def test_zarr_python_overwrites_an_array(tmp_path: Path, client: str, named: str
             same(zarr.open_array(taker.folder / "a", mode="r")[...], expected)
 
 
-def test_zarr_python_changes_attributes_and_shape(taker: Taker, client: Open) -> None:
+def test_zarr_python_changes_attributes_and_shape(
+    folder: Taker, path: str, below: Path, client: Open
+) -> None:
     """An array keeps its shards when its attributes and shape change; cut chunks are deleted."""
     array = zarr.open_array(client("array"), mode="r+")
     array[...] = VALUES
     array.attrs["units"] = "µm"
     array.append(VALUES[:3])
-    stored = zarr.open_array(taker.folder / "array", mode="r")
+    stored = zarr.open_array(below / "array", mode="r")
 
     assert (stored.shape, stored.shards, stored.chunks) == ((19, 16), (8, 8), (4, 4))
     assert stored.attrs.asdict() == {"units": "µm"}
     same(stored[...], np.concatenate([VALUES, VALUES[:3]]))
     array.resize((4, 16))
-    assert taker.stored("array") == {"c/0/0", "c/0/1"}
+    assert folder.stored(f"{path}/array") == {"c/0/0", "c/0/1"}
     array.resize((16, 16))
-    stored = zarr.open_array(taker.folder / "array", mode="r")
+    stored = zarr.open_array(below / "array", mode="r")
     assert stored.shards == (8, 8)
     same(stored[:4], VALUES[:4])
     assert not np.any(np.asarray(stored[4:]))
 
 
-def test_overwriting_by_an_array_of_fewer_dimensions_succeeds(taker: Taker, client: Open) -> None:
+@in_each_client
+def test_overwriting_by_an_array_of_fewer_dimensions_succeeds(
+    folder: Taker, path: str, below: Path, client: Open
+) -> None:
     """zarr-python and xarray overwrite an array by one of fewer dimensions."""
-    for ndim in (3, 2, 1):
+    for ndim in (2, 1):
         filled = np.full((4,) * ndim, ndim, "u1")
         zarr.create_array(client("new"), data=filled, chunks=(2,) * ndim, overwrite=True)
-        dataset = xarray.Dataset({"v": (list("zyx"[:ndim]), np.full((4,) * ndim, ndim))})
+        dataset = xarray.Dataset({"v": (list("yx"[:ndim]), np.full((4,) * ndim, ndim))})
         with quiet():
             encoding = {"v": {"chunks": (2,) * ndim}}
             dataset.to_zarr(client("dataset"), mode="w", zarr_format=3, encoding=encoding)
 
-    assert taker.stored("new") == taker.stored("dataset/v") == {"c/0", "c/1"}
-    same(zarr.open_array(taker.folder / "new", mode="r")[...], np.full(4, 1, "u1"))
-    same(zarr.open_array(taker.folder / "dataset/v", mode="r")[...], np.full(4, 1))
+    for name in ("new", "dataset/v"):
+        assert folder.stored(f"{path}/{name}") == {"c/0", "c/1"}
+    same(zarr.open_array(below / "new", mode="r")[...], np.full(4, 1, "u1"))
+    same(zarr.open_array(below / "dataset/v", mode="r")[...], np.full(4, 1))
 
 
-def test_consolidated_metadata_is_stored_with_shards(taker: Taker, client: Open) -> None:
+def test_consolidated_metadata_is_stored_with_shards(below: Path, client: Open) -> None:
     """Consolidated metadata is stored with shards, and served without them."""
     zarr.create_group(client(""))
     with quiet():
         zarr.consolidate_metadata(client(""))
-    opened: list[Any] = [zarr.open_consolidated(store) for store in (client(""), taker.folder)]
+    opened: list[Any] = [zarr.open_consolidated(store) for store in (client(""), below)]
     served, stored = (group.metadata.consolidated_metadata for group in opened)
 
     assert served.metadata["array"].chunk_grid.chunk_shape == (4, 4)
     assert stored.metadata["array"].chunk_grid.chunk_shape == (8, 8)
 
 
-def test_creation_of_a_sharded_array_is_refused(taker: Taker, client: Open) -> None:
+def test_creation_of_a_sharded_array_is_refused(below: Path, client: Open) -> None:
     """Creating a sharded array through the service fails with a reason and stores nothing."""
     with pytest.raises(Exception, match="arrays are served without shards here"):
         zarr.create_array(client("new"), shape=(8,), shards=(4,), chunks=(2,), dtype="u1")
 
-    assert not (taker.folder / "new/zarr.json").exists()
+    assert not (below / "new/zarr.json").exists()
 
 
-def test_xarray_writes_regions_and_appends(taker: Taker, client: Open) -> None:
+def test_xarray_writes_regions_and_appends(below: Path, client: Open) -> None:
     """Xarray writes a region of a sharded variable and appends to it; the shards stay."""
-    path = taker.folder / "dataset"
+    stored_at = below / "dataset"
     whole = xarray.Dataset(
         {"v": (("y", "x"), np.zeros((16, 16), "f4"))}, coords={"y": np.arange(16)}
     )
@@ -156,41 +182,42 @@ def test_xarray_writes_regions_and_appends(taker: Taker, client: Open) -> None:
         {"v": (("y", "x"), np.full((8, 16), 9, "f4"))}, coords={"y": np.arange(16, 24)}
     )
     with quiet():
-        whole.to_zarr(path, encoding=encoding, zarr_format=3)
+        whole.to_zarr(stored_at, encoding=encoding, zarr_format=3)
         part = xarray.Dataset({"v": (("y", "x"), np.ones((4, 16), "f4"))})
         part.to_zarr(client("dataset"), region={"y": slice(4, 8), "x": slice(0, 16)})
         more.to_zarr(client("dataset"), append_dim="y")
-        stored = xarray.open_zarr(path, chunks=None)
+        stored = xarray.open_zarr(stored_at, chunks=None)
     with stored:
         assert stored["v"].values[::4, 5].tolist() == [0, 1, 0, 0, 9, 9]
         same(stored["y"].values, np.arange(24))
         assert stored["v"].encoding["shards"] == (8, 8)
 
 
-def test_tensorstore_writes_a_sharded_array_over_s3(taker: Taker) -> None:
+def test_tensorstore_writes_a_sharded_array_over_s3(folder: Taker, path: str, below: Path) -> None:
     """TensorStore fills and extends a sharded array over S3; its HTTP driver cannot write."""
-    spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "array/")}
+    spec = {"driver": "zarr3", "kvstore": s3_kvstore(folder.url, f"{path}/array/")}
     array = tensorstore.open(spec).result()
     array.write(VALUES).result()
     array.resize(exclusive_max=[20, 16]).result()
-    stored = zarr.open_array(taker.folder / "array", mode="r")
+    stored = zarr.open_array(below / "array", mode="r")
 
     assert (stored.shape, stored.shards) == ((20, 16), (8, 8))
     same(stored[:16], VALUES)
-    over_http = {"driver": "zarr3", "kvstore": f"{taker.url}/data/array/"}
+    over_http = {"driver": "zarr3", "kvstore": f"{folder.url}/data/{path}/array/"}
     with pytest.raises(NotImplementedError):
         tensorstore.open(over_http).result().write(3).result()
 
 
-def test_tensorstore_creates_an_array_over_s3(taker: Taker) -> None:
+def test_tensorstore_creates_an_array_over_s3(folder: Taker, path: str, below: Path) -> None:
     """TensorStore creates an array without shards over S3, and replaces it."""
     grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
     metadata = {"shape": [8], "data_type": "uint8", "chunk_grid": grid}
-    spec = {"driver": "zarr3", "kvstore": s3_kvstore(taker.url, "new/"), "metadata": metadata}
+    kvstore = s3_kvstore(folder.url, f"{path}/new/")
+    spec = {"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}
     tensorstore.open(spec, create=True).result().write(3).result()
-    assert taker.stored("new") == {"c/0", "c/1"}
+    assert folder.stored(f"{path}/new") == {"c/0", "c/1"}
     tensorstore.open(spec, create=True, delete_existing=True).result()
-    assert set(read_files(taker.folder / "new")) == {"zarr.json"}
+    assert set(read_files(below / "new")) == {"zarr.json"}
 
 
 PAIRS: Final = (
@@ -200,7 +227,7 @@ PAIRS: Final = (
     pytest.param("seaweedfs", "s3fs", marks=pytest.mark.soak),
 )
 """Stores, and the client that fills an array in each."""
-PROCESSES: Final = 8
+PROCESSES: Final = 4
 SHAPE: Final = (30, 34)
 SHARDS: Final = (16, 16)
 """Two by three shards, the last of which reach past the edge."""
@@ -221,7 +248,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize(("lab", "client"), PAIRS, indirect=["lab"])
 def test_concurrent_processes_lose_no_chunk(lab: Lab, client: str) -> None:
-    """Eight processes write chunks of the same shards concurrently, and no value is lost."""
+    """Four processes write chunks of the same shards concurrently, and no value is lost."""
     with forked(of_dataset(lab.url, lab.seaweedfs)) as running:
         fill_at_once(running.url, client)
     stored = lab.open(client)
@@ -248,20 +275,13 @@ def fill_at_once(url: str, client: str) -> None:
     assert [process.exitcode for process in processes] == [0] * PROCESSES
 
 
-TTL_S: Final = 1.5
+TTL_S: Final = 0.2
 LATE_S: Final = 60.0
 """Tolerance for busy machines."""
 
 
-class Pair(NamedTuple):
-    """URLs of two services before one store with the array ``array``."""
-
-    writer: str
-    reader: str
-
-
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "seaweedfs"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[tuple[str, str]]:
     """Store a sharded array of ones, and run two services before it."""
     zarr.create_array(tmp_path / "array", data=np.ones(8, "u1"), shards=(8,), chunks=(2,))
     seaweedfs: SeaweedFS | None = None
@@ -270,8 +290,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Pair]:
         seaweedfs.upload_folder(tmp_path, "pair")
     stores, data = stored_in(tmp_path, seaweedfs, "pair", writable=True)
     settings = Settings(stores=stores, datasets={"data": data}, cache=CacheSettings(ttl_s=TTL_S))
-    with serving(settings) as writer, serving(settings) as reader:
-        yield Pair(writer, reader)
+    with serving(settings) as one, serving(settings) as other:
+        yield one, other
 
 
 def opened(url: str) -> Any:
@@ -279,70 +299,51 @@ def opened(url: str) -> Any:
     return zarr.open_array(over_obstore(url, "array"), mode="r+")
 
 
-def test_other_replica_reads_a_write_after_the_ttl(pair: Pair) -> None:
-    """Another service reads new chunks and metadata after the cache's TTL; the writer at once."""
-    reader, writer = opened(pair.reader), opened(pair.writer)
-    assert reader[:].tolist() == [1] * 8
-    writer[4:6] = 7
-    writer.attrs["x"] = 1
-    writer.append(np.array([9, 9], "u1"))
+def test_two_services_keep_and_read_the_writes_of_each_other(pair: tuple[str, str]) -> None:
+    """Two services that write to one shard in turns keep each other's chunks.
 
-    assert opened(pair.writer)[:].tolist() == [1, 1, 1, 1, 7, 7, 1, 1, 9, 9]
-    read_in_time(pair.reader, [1, 1, 1, 1, 7, 7, 1, 1, 9, 9])
-    assert opened(pair.reader).attrs.asdict() == {"x": 1}
-
-
-def test_alternating_writes_through_two_services_are_kept(pair: Pair) -> None:
-    """Two services that write to one shard in turns keep each other's chunks."""
+    Each reads the other's chunks and metadata after the cache's TTL, and its own at once.
+    """
     arrays = [opened(url) for url in pair]
     assert [array[:].tolist() for array in arrays] == [[1] * 8] * 2
     for number in range(4):
         arrays[number % 2][2 * number : 2 * number + 2] = 10 + number
+    arrays[1].attrs["x"] = 1
+    arrays[1].append(np.array([9, 9], "u1"))
+    expected = [10, 10, 11, 11, 12, 12, 13, 13, 9, 9]
 
+    assert opened(pair[1])[:].tolist()[-4:] == expected[-4:]
     for url in pair:
-        read_in_time(url, [10, 10, 11, 11, 12, 12, 13, 13])
+        read_in_time(url, expected)
+        assert opened(url).attrs.asdict() == {"x": 1}
 
 
 def read_in_time(url: str, expected: list[int]) -> None:
-    """Read until all values are as expected, at most for the TTL and the tolerance."""
-    wait_until(lambda: opened(url)[:].tolist() == expected, TTL_S + LATE_S)
+    """Read until all values are as expected."""
+    wait_until(lambda: opened(url)[:].tolist() == expected, LATE_S)
 
 
-ONLY_TENSORSTORE: Final = ("transpose/outer_", "transpose/both", "nested/transposes_everywhere")
+ONLY_TENSORSTORE: Final = ("transpose/",)
 """Sharded arrays that zarr-python cannot read."""
 ONLY_ZARR: Final = ("after/", "rectilinear/", *BEYOND["tensorstore"])
 """Sharded arrays that TensorStore cannot read."""
 OLD: Final = "document/endian"
-"""Prefix of sharded arrays that neither reads, since both lack the codec's old name."""
-TABLE: Final = [name for name in BY_NAME if not name.startswith(OLD)]
-ON_SEAWEEDFS: Final = (
-    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/two_tensorstore",
-    "after/crc_after_both", "inside/zstd_crc_tensorstore", "keys/v2_dot", "fill/nan_zarr",
-    "shape/0d_default_zarr", "rectilinear/end", "plain/v2",
+"""A sharded array that neither reads, since both lack the codec's old name."""
+IN_FOLDER: Final = (
+    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/three",
+    "index_codecs/two_transposes", "index_codecs/three_checksums", "index_codecs/nested",
+    "transpose/everywhere", "plain/v2", "rectilinear/transpose",
+    "rectilinear/part", "after/crc_index_at_start", "after/gzip_after_nested", "inside/zstd_crc",
+    "keys/v2_dot", "fill/nan", "shape/4d", "dtype/string", "document/defaults_left_out",
 )  # fmt: skip
-FURTHER: Final = [
-    name
-    for name in TABLE
-    if name.startswith(("dtype/", "fill/", "inside/", "rectilinear/inside_"))
-    or name in {"rectilinear/crc", "rectilinear/start"}
-    or (name.endswith("_tensorstore") and not name.startswith("nested/"))
-]
-"""Cases that differ in ways that do not affect shards, by their writer only, or from another grid
-as regular grids do.
-"""
+USUAL: Final = {"folder": IN_FOLDER, "remote": ("nested/two", "after/crc_after_both")}
 STORED: Final = [
-    pytest.param(store, name, marks=pytest.mark.soak if is_soak else (), id=f"{store}-{name}")
-    for name in TABLE
-    for store, is_soak in (("folder", name in FURTHER), ("remote", name not in ON_SEAWEEDFS))
+    pytest.param(store, name, marks=() if name in usual else pytest.mark.soak, id=f"{store}-{name}")
+    for store, usual in USUAL.items()
+    for name in BY_NAME
+    if name != OLD
 ]
-"""Stores and cases; soak runs have all cases in both stores."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Serve a writable folder."""
-    with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
-        yield taker
+"""Stores and cases that differ in how a shard is written; soak runs have all in both."""
 
 
 @pytest.fixture(scope="module")
@@ -419,12 +420,13 @@ def test_stored_shards_have_the_last_put_values(
 
 
 RESIZED: Final = [
-    pytest.param(client, name, marks=pytest.mark.soak if is_further else ())
-    for name, case in BY_NAME.items()
-    if not name.startswith(("plain/", "rectilinear/"))
-    for client in ("zarr", "tensorstore")
-    if client == "zarr" or (case.values.ndim and not name.startswith(ONLY_ZARR))
-    for is_further in [client == "tensorstore" and name in FURTHER]
+    *(
+        ("zarr", name)
+        for name in BY_NAME
+        if name.startswith(("after/", "keys/", "document/", "nested/", "transpose/"))
+    ),
+    *(("zarr", name) for name in ("dtype/string", "fill/complex", "fill/nan", "shape/0d_default")),
+    *(("tensorstore", name) for name in ("keys/v2_unsaid", "fill/nan", "transpose/everywhere")),
 ]
 
 

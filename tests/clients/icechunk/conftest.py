@@ -45,7 +45,7 @@ def _silent() -> None:
     icechunk.set_logs_filter("error")
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=["v1", "v2", pytest.param("migrated", marks=pytest.mark.soak)])
 def version(request: pytest.FixtureRequest) -> str:
     """Return each version of repositories."""
     return str(request.param)
@@ -53,16 +53,16 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write every repository in each version, such as ``eventful/v2``.
+    """Write repositories in each version, such as ``eventful/v2``.
 
     Beside them are containers of other formats, and files that look like parts of a repository.
     """
     root, cases, twin = (tmp_path_factory.mktemp(name) for name in ("bucket", "cases", "twin"))
     for version in VERSIONS:
         write_eventful(root / "eventful" / version, version, cases)
-        write_placed(root / "placed" / version, version, cases, SHARDED)
         write_split(root / "split" / version, version)
         HISTORIES[version](root / "history" / version)
+    write_placed(root / "placed/v2", "v2", cases, SHARDED)
     write_dataset(root / "dataset")
     write(BY_NAME[ZARR], root / "lab1/array")
     with quiet():
@@ -109,7 +109,7 @@ def virtual(
     return {version: root / version for version in VERSIONS}
 
 
-@pytest.fixture(scope="session", params=["local", "remote"])
+@pytest.fixture(scope="session", params=["local", pytest.param("remote", marks=pytest.mark.soak)])
 def following(
     request: pytest.FixtureRequest,
     places: Mapping[str, Elsewhere],

@@ -91,7 +91,7 @@ def compare(lab: Lab, policy: str, steps: Sequence[Step], events: Events) -> Non
 
 
 @pytest.mark.parametrize(
-    "examples", [8, pytest.param(600, marks=pytest.mark.soak)], ids=["few", "many"]
+    "examples", [5, pytest.param(600, marks=pytest.mark.soak)], ids=["few", "many"]
 )
 def test_random_histories_end_as_with_the_library(lab: Lab, examples: int) -> None:
     """A session commits, or conflicts, as one of the library with the same changes does."""

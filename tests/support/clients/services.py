@@ -21,10 +21,10 @@ from tests.support.seaweedfs import SeaweedFS, stored_in
 from tests.support.serving import serving
 
 ARRAY: Final = "/bucket/index/zarr_end_little_crc"
-HOLES: Final = "/bucket/fill/zero_zarr"
+HOLES: Final = "/bucket/fill/zero"
 KINDS: Final = {
     "chunk": f"{ARRAY}/c/0/0/0",
-    "compressed chunk": "/bucket/inside/gzip_zarr/c/1/0/1",
+    "compressed chunk": "/bucket/inside/gzip/c/1/0/1",
     "metadata": f"{ARRAY}/zarr.json",
     "consolidated metadata": "/bucket/groups/consolidated/zarr.json",
     "chunk of an array that is not sharded": "/bucket/plain/v3/c/0/0/0",
@@ -191,19 +191,15 @@ def served_fixtures(prefix: str) -> tuple[Any, Any, Any]:
         with from_folder(bucket, seaweedfs, prefix) as url:
             yield url
 
-    @pytest.fixture(scope="session", params=["local", "remote"])
+    @pytest.fixture(
+        scope="session", params=["local", pytest.param("remote", marks=pytest.mark.soak)]
+    )
     def service(request: pytest.FixtureRequest) -> str:
-        """Return the URL of the service, for each store."""
+        """Return the URL of the service: before the folder, and in soak runs before each store."""
         url: str = request.getfixturevalue(request.param)
         return url
 
     return local, remote, service
-
-
-from_each_store = pytest.mark.parametrize(
-    "service", ["local", pytest.param("remote", marks=pytest.mark.soak)], indirect=True
-)
-"""For readers of bytes that other tests compare between both stores."""
 
 
 def sizes_of(client: httpx.Client, dataset: str, prefix: str) -> dict[str, int]:

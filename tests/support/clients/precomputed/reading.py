@@ -3,20 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from cloudvolume import CloudVolume
-from neuroglancer.read_precomputed_annotations import AnnotationReader
+from tests.support.deferred import Deferred
 
+cloudvolume: Any = Deferred("cloudvolume")
+neuroglancer: Any = Deferred("neuroglancer.read_precomputed_annotations")
 SKELETONS: Final = "skeletons_mip_0"
 
 
 def opened(url: str) -> Any:
     """Open the segmentation at *url* with cloud-volume."""
-    return CloudVolume(url, progress=False)
+    return cloudvolume.CloudVolume(url, progress=False)
 
 
 def read_annotations(url: str, keys: Iterable[str]) -> dict[str, Sequence[str] | None]:
     """Return the annotations in each of the files *keys*, or None if the file is absent."""
-    reader = AnnotationReader(url)
+    reader = neuroglancer.AnnotationReader(url)
     found: dict[str, Sequence[str] | None] = {}
     for key in keys:
         folder, name = key.split("/")

@@ -8,15 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-import igneous.task_creation as tasks
 import numpy as np
-from cloudvolume import CloudVolume
-from cloudvolume.datasource.precomputed.sharding import (
-    ShardingSpecification,
-    synthesize_shard_files,
-)
-from neuroglancer import AnnotationPropertySpec, CoordinateSpace
-from neuroglancer.write_annotations import AnnotationWriter
 
 from tests.support.clients.precomputed.volumes import (
     MURMUR,
@@ -29,8 +21,15 @@ from tests.support.clients.precomputed.volumes import (
     write_shards,
 )
 from tests.support.clients.writing import Json, Values
+from tests.support.deferred import Deferred
 from tests.support.formats.neuroglancer_precomputed.shards import morton
 from tests.support.zipped import zipped
+
+cloudvolume: Any = Deferred("cloudvolume")
+cloud_shards: Any = Deferred("cloudvolume.datasource.precomputed.sharding")
+tasks: Any = Deferred("igneous.task_creation")
+neuroglancer: Any = Deferred("neuroglancer")
+annotations: Any = Deferred("neuroglancer.write_annotations")
 
 EDGE: Final = 40
 IDS: Final = (7, 1234567, 2**40 + 1)
@@ -111,8 +110,8 @@ def compress_manifests(path: Path, target: Path) -> None:
     meshes = {segment: mesh_parts(path, segment) for segment in IDS}
     info = document(target / "mesh")
     manifests = {segment: zipped(manifest) for segment, (manifest, _) in meshes.items()}
-    shards = synthesize_shard_files(
-        ShardingSpecification.from_dict(info["sharding"]),
+    shards = cloud_shards.synthesize_shard_files(
+        cloud_shards.ShardingSpecification.from_dict(info["sharding"]),
         {segment: meshes[segment][1] + manifests[segment] for segment in IDS},
         {segment: len(manifests[segment]) for segment in IDS},
     )
@@ -124,7 +123,7 @@ def compress_manifests(path: Path, target: Path) -> None:
 
 def mesh_parts(path: Path, segment: int) -> tuple[bytes, bytes]:
     """Return a sharded mesh's manifest and the fragments before it, as cloud-volume finds them."""
-    mesh = CloudVolume(f"file://{path}", progress=False).mesh
+    mesh = cloudvolume.CloudVolume(f"file://{path}", progress=False).mesh
     manifest = mesh.get_manifest(segment)
     size = sum(int(np.sum(sizes)) for sizes in manifest.fragment_offsets)
     shard = (path / "mesh" / Path(manifest.path).name).read_bytes()
@@ -134,7 +133,7 @@ def mesh_parts(path: Path, segment: int) -> tuple[bytes, bytes]:
 
 def skeleton_bytes(path: Path, segment: int) -> bytes:
     """Return a sharded skeleton, decompressed, as cloud-volume finds it."""
-    skeletons = CloudVolume(f"file://{path}", progress=False).skeleton
+    skeletons = cloudvolume.CloudVolume(f"file://{path}", progress=False).skeleton
     found: bytes = skeletons.reader.get_data(segment, skeletons.path)
     return found
 
@@ -264,14 +263,16 @@ def _write_unsharded(collection: Collection, path: Path) -> None:
 def _written(collection: Collection, numbers: Sequence[int], path: Path) -> None:
     """Write the annotations *numbers* with the package's writer."""
     names = ["x", "y", "z"][: collection.rank]
-    space = CoordinateSpace(names=names, units=["nm"] * len(names), scales=[1] * len(names))
-    writer = AnnotationWriter(
+    space = neuroglancer.CoordinateSpace(
+        names=names, units=["nm"] * len(names), scales=[1] * len(names)
+    )
+    writer = annotations.AnnotationWriter(
         space,
         collection.kind,
         relationships=collection.relationships,
         properties=[
-            AnnotationPropertySpec(id="size", type="float32"),
-            AnnotationPropertySpec(id="colour", type="rgb"),
+            neuroglancer.AnnotationPropertySpec(id="size", type="float32"),
+            neuroglancer.AnnotationPropertySpec(id="colour", type="rgb"),
         ],
     )
     add: Any = getattr(writer, f"add_{collection.kind}")

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 import tensorstore
-from cloudvolume import Bbox, CloudVolume
-from igneous.task_creation import create_image_shard_transfer_tasks
 
 from tests.support.clients.writing import Json, Values, same
+from tests.support.deferred import Deferred
+
+cloudvolume: Any = Deferred("cloudvolume")
+igneous_tasks: Any = Deferred("igneous.task_creation")
 
 type Point = tuple[int, int, int]
 type Bits = tuple[int, int, int]
@@ -138,7 +140,7 @@ def read_tensorstore(url: str, scale: int = 0) -> Values:
 
 def read_cloudvolume(url: str, scale: int = 0) -> Values:
     """Read all of a scale with cloud-volume, with zeros for absent chunks."""
-    cloud = CloudVolume(url, mip=scale, fill_missing=True, progress=False)
+    cloud = cloudvolume.CloudVolume(url, mip=scale, fill_missing=True, progress=False)
     return np.asarray(cloud[:])
 
 
@@ -165,7 +167,7 @@ MEMORY_TARGET: Final = 2000
 def by_cloudvolume(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
     """Write with cloud-volume, a shard at a time, without chunks that are all zero."""
     first = volume.scales[0]
-    info = CloudVolume.create_new_info(
+    info = cloudvolume.CloudVolume.create_new_info(
         num_channels=first.values.shape[3],
         layer_type=volume.kind,
         data_type=first.values.dtype.name,
@@ -180,7 +182,7 @@ def by_cloudvolume(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: 
         document.update(scale.options)
         if sharded and scale.sharding:
             document["sharding"] = scale.sharding
-    cloud = CloudVolume(
+    cloud = cloudvolume.CloudVolume(
         f"file://{path}", info=info, compress=False, progress=False, delete_black_uploads=True
     )
     cloud.commit_info()
@@ -199,7 +201,7 @@ def _write_in_steps(cloud: Any, scale: Scale, step: Sequence[int]) -> None:
         start = np.array(corner)
         stop = np.minimum(start + step, scale.shape)
         part = scale.values[tuple(map(slice, start, stop))]
-        cloud[Bbox(start + offset, stop + offset)] = part
+        cloud[cloudvolume.Bbox(start + offset, stop + offset)] = part
 
 
 def by_igneous(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT001  # a Writer
@@ -210,7 +212,7 @@ def by_igneous(volume: Volume, path: Path, sharded: bool) -> None:  # noqa: FBT0
     source = path.with_name(f"{path.name}_source")
     by_cloudvolume(volume, source, sharded=False)
     run(
-        create_image_shard_transfer_tasks(
+        igneous_tasks.create_image_shard_transfer_tasks(
             f"file://{source}", f"file://{path}", memory_target=MEMORY_TARGET
         )
     )

@@ -117,6 +117,7 @@ async def test_neighbours_are_merged(
     ]
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1000), st.integers(0, 220)).map(
@@ -459,7 +460,7 @@ async def test_read_ahead_needs_room() -> None:
     assert case.requests == [ByteRange(*_FIRST), ByteRange(*_NEAR)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 10_000)), min_size=4, max_size=8))
 def test_read_ahead_chunks_are_cut_exactly(ranges: list[tuple[int, int]]) -> None:
     """Chunks near both ends of an object are cut exactly from bytes read ahead."""

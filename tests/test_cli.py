@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -20,7 +20,7 @@ import pytest
 import tensorstore
 
 from shardgate import demo
-from tests.support.commands import run, running
+from tests.support.commands import Running, run, running
 from tests.support.files import write_files
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
@@ -29,6 +29,17 @@ from tests.support.formats.zarr.building import array_metadata, sharding
 from tests.support.processes import environ
 from tests.support.storage.faulty import FaultyServer
 from tests.support.zipped import zipped
+
+
+class Demo(NamedTuple):
+    """The demo, which runs."""
+
+    process: Running
+    lines: list[str]
+    """Lines that it has printed."""
+    folder: Path
+    """The folder of the examples that it has written."""
+
 
 HEAVY = {
     *("aiobotocore", "asyncio", "botocore", "fastapi", "httpx", "jinja2", "numpy", "orjson"),
@@ -44,9 +55,18 @@ def get(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def examples(demo_paths: dict[str, Path]) -> Path:
-    """Return the folder of the examples."""
-    return demo_paths["image"].parent
+def started(tmp_path_factory: pytest.TempPathFactory) -> Generator[Demo]:
+    """Run the demo in a new folder."""
+    folder = tmp_path_factory.mktemp("demo") / "data"
+    count = demo.guide("").count("\n") + 1
+    with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (process, lines):
+        yield Demo(process, lines, folder)
+
+
+@pytest.fixture(scope="module")
+def examples(started: Demo) -> Path:
+    """Return the folder of the examples, to be read only."""
+    return started.folder
 
 
 COMMANDS = ("serve", "demo", "inspect", "verify", "login")
@@ -244,23 +264,15 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
     assert "datasets.em: " in line
 
 
-@pytest.fixture(scope="module")
-def guide(examples: Path) -> Generator[list[str]]:
-    """Run the demo, and return the lines it prints."""
-    count = demo.guide("").count("\n") + 1
-    with running("demo", "--port", "0", "--dir", str(examples), lines=count) as (_, lines):
-        yield lines
-
-
-def test_lines_of_the_demo_work_verbatim(guide: list[str]) -> None:
+def test_lines_of_the_demo_work_verbatim(started: Demo) -> None:
     """The commands that the demo prints run in a shell, and show both states of the repository."""
-    shown = [get(line) for line in guide if line.startswith("http://")]
+    shown = [get(line) for line in started.lines if line.startswith("http://")]
     curls, pythons = (
         [
             subprocess.run(  # noqa: S602 - a shell is what the line is for
                 line, shell=True, capture_output=True, text=True, timeout=60, check=True
             ).stdout
-            for line in guide
+            for line in started.lines
             if word in line
         ]
         for word in ("curl ", "import zarr")
@@ -274,10 +286,9 @@ def test_lines_of_the_demo_work_verbatim(guide: list[str]) -> None:
     assert now == [255 - value for value in tagged]
 
 
-def test_demo_prints_nothing_to_stderr(tmp_path: Path) -> None:
+def test_demo_prints_nothing_to_stderr(started: Demo) -> None:
     """The demo prints nothing to standard error while it writes the examples."""
-    with running("demo", "--port", "0", "--dir", str(tmp_path / "data")) as (process, _):
-        assert process.end()[1] == ""
+    assert started.process.said() == ""
 
 
 def cells(url: str, scale: int) -> Any:
@@ -286,10 +297,10 @@ def cells(url: str, scale: int) -> Any:
     return tensorstore.open(spec).result().read().result()
 
 
-def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) -> None:
+def test_the_demo_serves_cells_without_shards(started: Demo) -> None:
     """Both scales of the cells read like their shards, with more than 50 labels each."""
-    data = (examples / "cells.precomputed").as_uri() + "/"
-    (url,) = (line for line in guide if line.endswith("/cells/"))
+    data = (started.folder / "cells.precomputed").as_uri() + "/"
+    (url,) = (line for line in started.lines if line.endswith("/cells/"))
     served = [cells(url, scale) for scale in (0, 1)]
     info = json.loads(get(f"{url}info"))
 

@@ -257,8 +257,7 @@ async def _opened() -> _Started:
 
 
 async def _list(one: Replica) -> list[str]:
-    page = await one.reading.resolver.page(one.reading.dataset, Window("a/"), 100)
-    return [entry.key for entry in page.entries]
+    return [entry.key for entry in (await one.reading.page(Window("a/"))).entries]
 
 
 @pytest.mark.parametrize("age_s", [0, 10, 100])

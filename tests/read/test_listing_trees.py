@@ -275,7 +275,7 @@ async def test_concurrent_changes_disturb_no_other_key(tree: Tree, data: st.Data
     found: list[str] = []
     after: str | None = ""
     while after is not None:
-        page = await served.resolver.page(served.dataset, Window("", after), limit)
+        page = await served.page(Window("", after), limit)
         found += [entry.key for entry in page.entries]
         after = page.after
         name = BUCKET.join(data.draw(st.sampled_from(plain)))

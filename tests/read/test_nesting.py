@@ -80,8 +80,7 @@ def _with_damaged_chunk() -> dict[str, bytes]:
 
 
 def _root(store: MemoryStore) -> Root:
-    data = reading(store)
-    return data.resolver.root(data.dataset)
+    return reading(store).root
 
 
 def _inflated(entity: Entity) -> Selection | None:
@@ -126,7 +125,7 @@ class _InMemory(MemberLayout):
 
 
 async def _listed(data: Reading, prefix: str) -> list[tuple[str, int | None]]:
-    page = await data.resolver.page(data.dataset, Window(prefix), 10_000)
+    page = await data.page(Window(prefix), 10_000)
     assert page.after is None
     return [(each.key.removeprefix(prefix), each.nbytes) for each in page.entries]
 
@@ -166,8 +165,7 @@ async def test_survey_of_an_archive_is_that_of_a_folder(case: Case, method: int)
     objects = case.build(case.chunks)
     reports, paths = [], []
     for store, prefix in ((filled(objects), ""), (_archived(objects, method), NAME)):
-        data = reading(store)
-        root = data.resolver.root(data.dataset)
+        root = _root(store)
         report = await verify(root, chunks=True)
         assert report.damages == []
         reports.append((report.arrays, report.shards, report.chunks, report.nbytes))
@@ -253,7 +251,7 @@ async def test_shard_in_an_archive_is_inspected_where_it_lies() -> None:
     objects = zarr.build(_CHUNKS)
     archive = _archive(objects)
     data = reading(filled({NAME: archive}))
-    report = await inspect_key(data.resolver.root(data.dataset), VirtualKey(f"{NAME}/c/0/1"))
+    report = await inspect_key(data.root, VirtualKey(f"{NAME}/c/0/1"))
 
     assert report.object == str(ROOT.join(NAME))
     assert archive[slice(report.start, report.stop)] == _CHUNKS["c/0/1"]
@@ -358,7 +356,7 @@ async def test_listed_members_are_those_that_are_read(method: int, *, is_array: 
     store = _archived({**files, **array}, method)
     stat = await store.stat(ROOT.join(NAME))
     data = reading(store)
-    page = await data.resolver.page(data.dataset, Window(f"{NAME}/"), 100)
+    page = await data.page(Window(f"{NAME}/"), 100)
 
     assert stat is not None
     assert len(page.entries) == len(files) + is_array * (len(_CHUNKS) + 1)
@@ -420,12 +418,11 @@ async def test_metadata_that_cannot_be_read_hide_no_other_members() -> None:
     """
     entries = Entry(b"zarr.json", b"{}", method=12), Entry(b"c/0/0"), Entry(b"notes.txt")
     data = reading(filled({NAME: archive(*entries)}))
-    names = [name async for name, _ in data.resolver.list(data.dataset, VirtualKey(f"{NAME}/"))]
 
     for key in ("zarr.json", "c/0/0"):
         with pytest.raises(DamagedError, match=r"zarr\.json: its compression method is 12"):
             await data.read(f"{NAME}/{key}")
-    assert names == ["c/", "notes.txt", "zarr.json"]
+    assert await data.names(f"{NAME}/") == ["c/", "notes.txt", "zarr.json"]
     assert await data.read(f"{NAME}/notes.txt") == b"content"
 
 
@@ -461,7 +458,7 @@ async def test_members_are_not_written() -> None:
     """Keys in an archive cannot be written: the target raises ReadOnlyError."""
     data = reading(_archived(zarr.build(_CHUNKS)))
     for key in ("c/0/0", "zarr.json", "new/file"):
-        container = await data.resolver.find_container(data.dataset, VirtualKey(f"{NAME}/{key}"))
+        container = await data.container(f"{NAME}/{key}")
         with pytest.raises(ReadOnlyError, match="read only"):
             await container.layout.target(container.rest, FreshnessTracker(data.fetch))
 
@@ -491,12 +488,10 @@ async def test_absent_shard_in_an_archive_is_absent_to_an_inspection() -> None:
 async def test_chunks_of_one_shard_in_an_archive_have_one_name() -> None:
     """Chunks of one shard in an archive have the same name for affinity, and others another."""
     data = reading(_archived(zarr.build(_CHUNKS)))
-    root = data.resolver.root(data.dataset)
     names = []
     for key in _CHUNKS:
-        name = VirtualKey(f"{NAME}/{key}")
-        layout, rest, _ = await data.resolver.find_container(data.dataset, name)
-        names.append(await layout.shard(rest, root.fetch))
+        layout, rest, _ = await data.container(f"{NAME}/{key}")
+        names.append(await layout.shard(rest, data.root.fetch))
 
     assert names[0] == names[1] != names[2]
     assert None not in names
@@ -509,7 +504,7 @@ async def test_sparse_array_in_an_archive_is_listed_by_its_indexes() -> None:
     shards = {f"c/{number}": shard for number in range(0, 100, 5)}
     data = reading(_archived({"zarr.json": json.dumps(metadata).encode(), **shards}))
 
-    page = await data.resolver.page(data.dataset, Window(f"{NAME}/c/"), 1000)
+    page = await data.page(Window(f"{NAME}/c/"), 1000)
     keys = sorted(f"c/{number * 200 + 199}" for number in range(0, 100, 5))
     assert [entry.key for entry in page.entries] == [f"{NAME}/{key}" for key in keys]
 

@@ -26,6 +26,7 @@ from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr import draft as transformer
 from tests.support.formats.zarr.building import array_metadata, sharding
+from tests.support.formats.zip.archives import Entry, archive
 from tests.support.processes import environ
 from tests.support.storage.faulty import FaultyServer
 from tests.support.zipped import zipped
@@ -491,22 +492,31 @@ def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str)
     assert json.loads(told.stdout)["arrays"] in ([], 0)
 
 
+NO_MEMBERS = "no arrays or other collections in the containers found\n"
+NO_DAMAGE = (
+    "0 collections, 0 shards, 0 inner chunks of 0 bytes: none damaged\n"
+    "2 references\nchecked the indexes of 0 shards\n"
+)
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 @pytest.mark.parametrize(
-    ("marker", "document"),
+    ("name", "data", "verified"),
     [
-        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}'),
-        ("info", b'{"@type":"neuroglancer_segment_properties"}'),
+        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}', NO_MEMBERS),
+        ("info", b'{"@type":"neuroglancer_segment_properties"}', NO_MEMBERS),
+        ("a.zip", archive(Entry(b".zgroup", b"{}")), NO_MEMBERS),
+        pytest.param("refs.json", b'{".zgroup": "{}"}', NO_DAMAGE, id="references are verified"),
     ],
 )
 def test_container_without_collections_is_reported(
-    tmp_path: Path, command: str, marker: str, document: bytes
+    tmp_path: Path, command: str, name: str, data: bytes, verified: str
 ) -> None:
     """A container that has no collections is reported as such, not as free of damage."""
-    write_files({marker: document}, tmp_path)
-    shown = run(command, str(tmp_path))
+    write_files({name: data}, tmp_path)
+    shown = run(command, str(tmp_path / name if name in ("a.zip", "refs.json") else tmp_path))
 
-    said = "no arrays or other collections in the containers found\n"
+    said = verified if command == "verify" else NO_MEMBERS
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
 
 

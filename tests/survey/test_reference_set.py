@@ -194,24 +194,6 @@ def test_url_is_spelled_as_fsspec_reads_it(ref: ObjectRef, expected: str) -> Non
     assert url_of_object(ref) == expected
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-@pytest.mark.parametrize("name", ["refs.json", "a.zip"])
-def test_members_without_collections_are_reported(tmp_path: Path, command: str, name: str) -> None:
-    """A reference set or an archive of a Zarr v2 group alone is a container without collections."""
-    (tmp_path / "refs.json").write_text('{".zgroup": "{}"}')
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(".zgroup", "{}")
-    shown = run(command, str(tmp_path / name))
-
-    said = "no arrays or other collections in the containers found\n"
-    if (command, name) == ("verify", "refs.json"):  # references are verified, whatever they are of
-        said = (
-            "0 collections, 0 shards, 0 inner chunks of 0 bytes: none damaged\n"
-            "2 references\nchecked the indexes of 0 shards\n"
-        )
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
-
-
 def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
     """`inspect --references` of a reference set writes the references that it has."""
     (tmp_path / "source").write_bytes(b"0123456789")

@@ -19,6 +19,7 @@ from tests.support.write.writers import (
     Between,
     Replica,
     absent,
+    before,
     chunks_of,
     replica,
     the_same,
@@ -67,14 +68,9 @@ async def test_lost_swap_is_repeated_with_the_new_shard(memory: MemoryStore) -> 
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/0", b"0000")
-    left = [b"1111", b"2222"]
-
-    async def be_faster() -> None:
-        if left:
-            body = left.pop()
-            await other.put(f"a/c/{1 + len(left)}", body)
-
-    store.between = lambda call, _: be_faster() if call == "put" else None
+    store.between = before(
+        "put", lambda: other.put("a/c/1", b"1111"), lambda: other.put("a/c/2", b"2222")
+    )
     await one.put("a/c/3", b"3333")
 
     assert await stored(memory) == {0: b"0000", 1: b"1111", 2: b"2222", 3: b"3333"}
@@ -257,13 +253,7 @@ async def test_chunk_written_during_the_deletion_of_the_last_other_is_kept(
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await other.put("a/c/0", b"1234")
-    left = [b"5678"]
-
-    async def be_faster() -> None:
-        if left:
-            await other.put("a/c/1", left.pop())
-
-    store.between = lambda call, _: be_faster() if call == "delete" else None
+    store.between = before("delete", lambda: other.put("a/c/1", b"5678"))
     await one.put("a/c/0", None)
 
     assert await stored(memory) == {1: b"5678"}

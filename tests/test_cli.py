@@ -541,34 +541,29 @@ def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> No
     assert ("looked in the folders above for zarr.json" in shown.stderr) is (key == "nowhere/x")
 
 
-def test_inspect_writes_references(examples: Path, tmp_path: Path) -> None:
-    """`inspect --references` writes each key with its object and range: to a file, or here."""
-    root, output = str(examples / "image.zarr"), tmp_path / "refs.json"
-    written = run("inspect", root, "--references", "--output", str(output))
-    shown = run("inspect", str(examples), "image.zarr/s2", "--references")
-    refs = json.loads(output.read_text())["refs"]
-
-    assert (written.returncode, written.stdout, shown.returncode) == (0, "", 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["refs.json"]
-    shard, start, nbytes = refs["s2/c/1/1/1"]
-    assert (shard, start > 0, nbytes > 0) == (f"file://{root}/s2/c/0/0/0", True, True)
-    assert json.loads(shown.stdout)["refs"]["c/1/1/1"] == [shard, start, nbytes]
-
-
 def test_written_references_are_served_and_inspected(examples: Path, tmp_path: Path) -> None:
-    """`serve` and `inspect` take a reference set as a root, and follow it below --allow-virtual."""
-    output, key = tmp_path / "refs.json", "s2/c/1/1/1"
-    run("inspect", str(examples / "image.zarr"), "--references", "--output", str(output))
+    """`inspect --references` writes each key with its object and range: to a file, or here.
+
+    `serve` and `inspect` take the file as a root, and follow it below --allow-virtual.
+    """
+    root = str(examples / "image.zarr")
+    output = tmp_path / "refs.json"
+    written = run("inspect", root, "--references", "--output", str(output))
+    below = run("inspect", str(examples), "image.zarr/s2", "--references")
+    key = "s2/c/1/1/1"
     place = json.loads(output.read_text())["refs"][key]
-    options = str(output), "--allow-virtual", examples.as_uri()
-    shown = json.loads(run("inspect", *options[:1], key, *options[1:], "--json").stdout)
-    with running("serve", "--port", "0", *options) as (_, lines):
+    options = ("--allow-virtual", examples.as_uri())
+    shown = json.loads(run("inspect", str(output), key, *options, "--json").stdout)
+    with running("serve", "--port", "0", str(output), *options) as (_, lines):
         chunk = get(f"{lines[0].split()[0]}{key}")
 
+    assert (written.returncode, written.stdout, below.returncode) == (0, "", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["refs.json"]
+    source, start, nbytes = place
+    assert (source, start > 0, nbytes > 0) == (f"file://{root}/s2/c/0/0/0", True, True)
+    assert json.loads(below.stdout)["refs"]["c/1/1/1"] == place
     assert [shown["object"], shown["start"], shown["stop"] - shown["start"]] == place
-    with Path(place[0].removeprefix("file://")).open("rb") as shard:
-        shard.seek(place[1])
-        assert shard.read(place[2]) == chunk
+    assert (examples / "image.zarr/s2/c/0/0/0").read_bytes()[start : start + nbytes] == chunk
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import io
 import json
 import zipfile
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from threading import get_ident
 from typing import Any, Final
@@ -39,7 +39,7 @@ from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.zarr import building as zarr
 from tests.support.formats.zarr import case as zarr_case
 from tests.support.formats.zip.archives import Entry, archive, deflated
-from tests.support.read.stores import SearchedContainers, WatchedStore
+from tests.support.read.stores import WatchedStore, watch_searches
 from tests.support.resolving import ROOT, Reading, everything, reading
 from tests.support.zipped import zipped
 
@@ -467,13 +467,11 @@ async def test_folder_of_members_without_containers_is_searched_once() -> None:
     """Members of one folder outside of containers are found by one search."""
     files = {f"v2/0.{n}": bytes([n]) for n in range(4)}
     data = reading(_archived(files))
-    known = data.dataset.containers
-    searched = SearchedContainers(known.formats, archives=known.archives)
-    data.dataset = replace(data.dataset, containers=searched)
+    searches = watch_searches(data)
 
     for name, content in files.items():
         assert await data.read(f"{NAME}/{name}") == content
-    assert len(searched.searches) == 1
+    assert len(searches) == 1
 
 
 async def test_absent_shard_in_an_archive_is_absent_to_an_inspection() -> None:

@@ -15,7 +15,7 @@ from tests.support.clocks import Clock
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.zarr import building as zarr
 from tests.support.formats.zip.archives import Entry, archive
-from tests.support.read.stores import SearchedContainers, WatchedStore, settle
+from tests.support.read.stores import WatchedStore, settle, watch_searches
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
@@ -53,13 +53,12 @@ async def test_route_ends_when_its_marker_is_removed() -> None:
 async def test_route_outlasts_replaced_shards() -> None:
     """A shard that turns out to be replaced outdates no route to its array."""
     store, data, _ = _array()
-    counted = SearchedContainers(data.dataset.containers.formats)
-    data.dataset = replace(data.dataset, containers=counted)
+    searches = watch_searches(data)
     await data.read("g/a/c/0/0")
     store.place(ROOT.join("g/a/c/0/0"), zarr.build({"c/0/1": b"new"})["c/0/0"])
 
     assert await data.read("g/a/c/0/1") == b"new"
-    assert counted.searches == ["g/a/c/0/0"]
+    assert searches == ["g/a/c/0/0"]
 
 
 async def test_an_outer_container_keeps_its_own_keys() -> None:

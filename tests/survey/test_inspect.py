@@ -286,9 +286,9 @@ async def test_damaged_ref_is_reported_as_damage() -> None:
     """A damaged ref of a repository is reported with its file and the reason."""
     builder = Builder(version=1)
     builder.group("/")
-    root = repository(builder)
-    assert isinstance(root.store, MemoryStore)
-    root.store.place(ROOT.join("refs/branch.x/ref.json"), b"{")
+    store = MemoryStore()
+    root = repository(builder, store)
+    store.place(ROOT.join("refs/branch.x/ref.json"), b"{")
 
     (report,) = await inspect_refs(root)
     assert isinstance(report, DamageReport)
@@ -299,10 +299,10 @@ async def test_damaged_ref_is_reported_as_damage() -> None:
 async def test_damaged_snapshot_is_reported_as_damage_of_its_repository() -> None:
     """A repository whose snapshot is damaged is reported with the name of that file."""
     builder = lab()
-    root = repository(builder)
-    assert isinstance(root.store, MemoryStore)
+    store = MemoryStore()
+    root = repository(builder, store)
     snapshot = ROOT.join(f"snapshots/{spell(digest(builder.nodes))}")
-    root.store.place(snapshot, b"damaged")
+    store.place(snapshot, b"damaged")
 
     (report,) = await inspect_root(root)
     assert isinstance(report, DamageReport)
@@ -311,9 +311,8 @@ async def test_damaged_snapshot_is_reported_as_damage_of_its_repository() -> Non
 
 async def test_damaged_array_of_a_ref_is_summarized_with_the_reason() -> None:
     """The summary of a ref has its sound arrays, and of a damaged one the path and the reason."""
-    builder = lab(document=array_metadata([6], [2], []) | {"codecs": 5})
-    store = repository(builder).store
-    assert isinstance(store, MemoryStore)
+    store = MemoryStore()
+    repository(lab(document=array_metadata([6], [2], []) | {"codecs": 5}), store)
     seen = await look(store, "@branch.main/")
 
     assert [(each.node, each.found.why_sharded) for each in seen.collections] == [
@@ -326,8 +325,8 @@ async def test_ref_at_a_missing_snapshot_is_summarized_without_its_commit() -> N
     """The summary of a repository has a ref without a message where its snapshot is missing."""
     builder = Builder(version=1)
     builder.group("/")
-    store = repository(builder).store
-    assert isinstance(store, MemoryStore)
+    store = MemoryStore()
+    repository(builder, store)
     snapshot_id = spell(digest(builder.nodes))
     store.remove(ROOT.join(f"snapshots/{snapshot_id}"))
 

@@ -10,7 +10,7 @@ import pytest
 from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.support.read.stores import CallOn
+from tests.support.read.stores import CallOn, settle
 from tests.support.resolving import ROOT
 from tests.support.storage.reading import found
 from tests.support.write.writers import (
@@ -216,7 +216,7 @@ async def test_cancelled_waiting_write_is_dropped(memory: MemoryStore) -> None:
     await has_begun.wait()
     waiting = asyncio.create_task(one.put("a/c/1", b"1111"))
     other = asyncio.create_task(one.put("a/c/2", b"2222"))
-    await asyncio.sleep(0.01)
+    await settle()
 
     written.cancel()
     waiting.cancel()

@@ -26,7 +26,7 @@ from tests.support.formats.neuroglancer_precomputed.case import build_meshes
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr import draft
 from tests.support.formats.zarr.building import array_metadata, consolidated, regular, sharding
-from tests.support.read.stores import CallOn, SearchedContainers
+from tests.support.read.stores import CallOn, watch_searches
 from tests.support.repositories import create
 from tests.support.resolving import NOTHING, ROOT
 from tests.support.write.writers import (
@@ -162,14 +162,13 @@ async def test_new_array_of_others_is_found_before_a_write(
 async def test_write_takes_the_route_of_a_read(memory: MemoryStore) -> None:
     """Chunks of an array that was read are written without another search for their container."""
     one = replica(memory)
-    containers = SearchedContainers(one.reading.dataset.containers.formats)
-    one.reading.dataset = replace(one.reading.dataset, containers=containers)
+    searches = watch_searches(one.reading)
     await one.read("a/c/0")
     for number in range(3):
         await one.put(f"a/c/{number}", b"chnk")
 
     assert chunks_of(await stored(memory, "a/c/0") or b"") == dict.fromkeys(range(3), b"chnk")
-    assert containers.searches == ["a/c/0"]
+    assert searches == ["a/c/0"]
 
 
 async def test_too_long_stored_metadata_are_refused(memory: MemoryStore) -> None:

@@ -58,6 +58,10 @@ class Reading:
         """List a page of the keys in *window*."""
         return await self.resolver.page(self.dataset, window, limit)
 
+    async def keys(self, window: Window) -> list[str]:
+        """List the keys of a page of *window*."""
+        return [entry.key for entry in (await self.page(window)).entries]
+
     async def names(self, prefix: str) -> list[str]:
         """List the names in the folder *prefix*."""
         return [each.name async for each in self.resolver.list(self.dataset, VirtualKey(prefix))]

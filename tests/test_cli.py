@@ -492,7 +492,7 @@ def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str)
     assert json.loads(told.stdout)["arrays"] in ([], 0)
 
 
-NO_MEMBERS = "no arrays or other collections in the containers found\n"
+NO_COLLECTIONS = "no arrays or other collections in the containers found\n"
 NO_DAMAGE = (
     "0 collections, 0 shards, 0 inner chunks of 0 bytes: none damaged\n"
     "2 references\nchecked the indexes of 0 shards\n"
@@ -503,11 +503,12 @@ NO_DAMAGE = (
 @pytest.mark.parametrize(
     ("name", "data", "verified"),
     [
-        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}', NO_MEMBERS),
-        ("info", b'{"@type":"neuroglancer_segment_properties"}', NO_MEMBERS),
-        ("a.zip", archive(Entry(b".zgroup", b"{}")), NO_MEMBERS),
-        pytest.param("refs.json", b'{".zgroup": "{}"}', NO_DAMAGE, id="references are verified"),
+        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}', NO_COLLECTIONS),
+        ("info", b'{"@type":"neuroglancer_segment_properties"}', NO_COLLECTIONS),
+        ("a.zip", archive(Entry(b".zgroup", b"{}")), NO_COLLECTIONS),
+        ("refs.json", b'{".zgroup": "{}"}', NO_DAMAGE),  # references are verified
     ],
+    ids=["group", "segment properties", "archive", "reference set"],
 )
 def test_container_without_collections_is_reported(
     tmp_path: Path, command: str, name: str, data: bytes, verified: str
@@ -516,7 +517,7 @@ def test_container_without_collections_is_reported(
     write_files({name: data}, tmp_path)
     shown = run(command, str(tmp_path / name if name in ("a.zip", "refs.json") else tmp_path))
 
-    said = verified if command == "verify" else NO_MEMBERS
+    said = verified if command == "verify" else NO_COLLECTIONS
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
 
 

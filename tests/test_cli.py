@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -20,15 +20,27 @@ import pytest
 import tensorstore
 
 from shardgate import demo
-from tests.support.commands import run, running
+from tests.support.commands import Running, run, running
 from tests.support.files import write_files
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr import draft as transformer
 from tests.support.formats.zarr.building import array_metadata, sharding
+from tests.support.formats.zip.archives import Entry, archive
 from tests.support.processes import environ
 from tests.support.storage.faulty import FaultyServer
 from tests.support.zipped import zipped
+
+
+class Demo(NamedTuple):
+    """The demo, which runs."""
+
+    process: Running
+    lines: list[str]
+    """Lines that it has printed."""
+    folder: Path
+    """The folder of the examples that it has written."""
+
 
 HEAVY = {
     *("aiobotocore", "asyncio", "botocore", "fastapi", "httpx", "jinja2", "numpy", "orjson"),
@@ -44,9 +56,18 @@ def get(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def examples(demo_paths: dict[str, Path]) -> Path:
-    """Return the folder of the examples."""
-    return demo_paths["image"].parent
+def started(tmp_path_factory: pytest.TempPathFactory) -> Generator[Demo]:
+    """Run the demo in a new folder."""
+    folder = tmp_path_factory.mktemp("demo") / "data"
+    count = demo.guide("").count("\n") + 1
+    with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (process, lines):
+        yield Demo(process, lines, folder)
+
+
+@pytest.fixture(scope="module")
+def examples(started: Demo) -> Path:
+    """Return the folder of the examples, to be read only."""
+    return started.folder
 
 
 COMMANDS = ("serve", "demo", "inspect", "verify", "login")
@@ -244,23 +265,15 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
     assert "datasets.em: " in line
 
 
-@pytest.fixture(scope="module")
-def guide(examples: Path) -> Generator[list[str]]:
-    """Run the demo, and return the lines it prints."""
-    count = demo.guide("").count("\n") + 1
-    with running("demo", "--port", "0", "--dir", str(examples), lines=count) as (_, lines):
-        yield lines
-
-
-def test_lines_of_the_demo_work_verbatim(guide: list[str]) -> None:
+def test_lines_of_the_demo_work_verbatim(started: Demo) -> None:
     """The commands that the demo prints run in a shell, and show both states of the repository."""
-    shown = [get(line) for line in guide if line.startswith("http://")]
+    shown = [get(line) for line in started.lines if line.startswith("http://")]
     curls, pythons = (
         [
             subprocess.run(  # noqa: S602 - a shell is what the line is for
                 line, shell=True, capture_output=True, text=True, timeout=60, check=True
             ).stdout
-            for line in guide
+            for line in started.lines
             if word in line
         ]
         for word in ("curl ", "import zarr")
@@ -274,10 +287,9 @@ def test_lines_of_the_demo_work_verbatim(guide: list[str]) -> None:
     assert now == [255 - value for value in tagged]
 
 
-def test_demo_prints_nothing_to_stderr(tmp_path: Path) -> None:
+def test_demo_prints_nothing_to_stderr(started: Demo) -> None:
     """The demo prints nothing to standard error while it writes the examples."""
-    with running("demo", "--port", "0", "--dir", str(tmp_path / "data")) as (process, _):
-        assert process.end()[1] == ""
+    assert started.process.said() == ""
 
 
 def cells(url: str, scale: int) -> Any:
@@ -286,10 +298,10 @@ def cells(url: str, scale: int) -> Any:
     return tensorstore.open(spec).result().read().result()
 
 
-def test_the_demo_serves_cells_without_shards(guide: list[str], examples: Path) -> None:
+def test_the_demo_serves_cells_without_shards(started: Demo) -> None:
     """Both scales of the cells read like their shards, with more than 50 labels each."""
-    data = (examples / "cells.precomputed").as_uri() + "/"
-    (url,) = (line for line in guide if line.endswith("/cells/"))
+    data = (started.folder / "cells.precomputed").as_uri() + "/"
+    (url,) = (line for line in started.lines if line.endswith("/cells/"))
     served = [cells(url, scale) for scale in (0, 1)]
     info = json.loads(get(f"{url}info"))
 
@@ -480,22 +492,32 @@ def test_folder_without_a_container_is_exit_code_1(tmp_path: Path, command: str)
     assert json.loads(told.stdout)["arrays"] in ([], 0)
 
 
+NO_COLLECTIONS = "no arrays or other collections in the containers found\n"
+NO_DAMAGE = (
+    "0 collections, 0 shards, 0 inner chunks of 0 bytes: none damaged\n"
+    "2 references\nchecked the indexes of 0 shards\n"
+)
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 @pytest.mark.parametrize(
-    ("marker", "document"),
+    ("name", "data", "verified"),
     [
-        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}'),
-        ("info", b'{"@type":"neuroglancer_segment_properties"}'),
+        ("zarr.json", b'{"zarr_format":3,"node_type":"group"}', NO_COLLECTIONS),
+        ("info", b'{"@type":"neuroglancer_segment_properties"}', NO_COLLECTIONS),
+        ("a.zip", archive(Entry(b".zgroup", b"{}")), NO_COLLECTIONS),
+        ("refs.json", b'{".zgroup": "{}"}', NO_DAMAGE),  # references are verified
     ],
+    ids=["group", "segment properties", "archive", "reference set"],
 )
 def test_container_without_collections_is_reported(
-    tmp_path: Path, command: str, marker: str, document: bytes
+    tmp_path: Path, command: str, name: str, data: bytes, verified: str
 ) -> None:
     """A container that has no collections is reported as such, not as free of damage."""
-    write_files({marker: document}, tmp_path)
-    shown = run(command, str(tmp_path))
+    write_files({name: data}, tmp_path)
+    shown = run(command, str(tmp_path / name if name in ("a.zip", "refs.json") else tmp_path))
 
-    said = "no arrays or other collections in the containers found\n"
+    said = verified if command == "verify" else NO_COLLECTIONS
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
 
 
@@ -520,34 +542,29 @@ def test_inspect_of_an_absent_key_is_exit_code_1(examples: Path, key: str) -> No
     assert ("looked in the folders above for zarr.json" in shown.stderr) is (key == "nowhere/x")
 
 
-def test_inspect_writes_references(examples: Path, tmp_path: Path) -> None:
-    """`inspect --references` writes each key with its object and range: to a file, or here."""
-    root, output = str(examples / "image.zarr"), tmp_path / "refs.json"
-    written = run("inspect", root, "--references", "--output", str(output))
-    shown = run("inspect", str(examples), "image.zarr/s2", "--references")
-    refs = json.loads(output.read_text())["refs"]
-
-    assert (written.returncode, written.stdout, shown.returncode) == (0, "", 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["refs.json"]
-    shard, start, nbytes = refs["s2/c/1/1/1"]
-    assert (shard, start > 0, nbytes > 0) == (f"file://{root}/s2/c/0/0/0", True, True)
-    assert json.loads(shown.stdout)["refs"]["c/1/1/1"] == [shard, start, nbytes]
-
-
 def test_written_references_are_served_and_inspected(examples: Path, tmp_path: Path) -> None:
-    """`serve` and `inspect` take a reference set as a root, and follow it below --allow-virtual."""
-    output, key = tmp_path / "refs.json", "s2/c/1/1/1"
-    run("inspect", str(examples / "image.zarr"), "--references", "--output", str(output))
+    """`inspect --references` writes each key with its object and range: to a file, or here.
+
+    `serve` and `inspect` take the file as a root, and follow it below --allow-virtual.
+    """
+    root = str(examples / "image.zarr")
+    output = tmp_path / "refs.json"
+    written = run("inspect", root, "--references", "--output", str(output))
+    below = run("inspect", str(examples), "image.zarr/s2", "--references")
+    key = "s2/c/1/1/1"
     place = json.loads(output.read_text())["refs"][key]
-    options = str(output), "--allow-virtual", examples.as_uri()
-    shown = json.loads(run("inspect", *options[:1], key, *options[1:], "--json").stdout)
-    with running("serve", "--port", "0", *options) as (_, lines):
+    options = ("--allow-virtual", examples.as_uri())
+    shown = json.loads(run("inspect", str(output), key, *options, "--json").stdout)
+    with running("serve", "--port", "0", str(output), *options) as (_, lines):
         chunk = get(f"{lines[0].split()[0]}{key}")
 
+    assert (written.returncode, written.stdout, below.returncode) == (0, "", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["refs.json"]
+    source, start, nbytes = place
+    assert (source, start > 0, nbytes > 0) == (f"file://{root}/s2/c/0/0/0", True, True)
+    assert json.loads(below.stdout)["refs"]["c/1/1/1"] == place
     assert [shown["object"], shown["start"], shown["stop"] - shown["start"]] == place
-    with Path(place[0].removeprefix("file://")).open("rb") as shard:
-        shard.seek(place[1])
-        assert shard.read(place[2]) == chunk
+    assert (examples / "image.zarr/s2/c/0/0/0").read_bytes()[start : start + nbytes] == chunk
 
 
 @pytest.mark.parametrize(

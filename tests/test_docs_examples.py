@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
@@ -18,7 +19,6 @@ import xarray
 import zarr
 from packaging.version import Version
 
-from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support import commands
 from tests.support.documents import ROOT, blocks, program
@@ -44,10 +44,12 @@ def test_each_program_in_the_documents_is_run() -> None:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve the examples of the demo, the image again as ``em``, and the empty root ``lab``."""
     folder = tmp_path_factory.mktemp("examples")
-    examples = demo.write(folder)
+    examples = {
+        name: Path(shutil.copytree(path, folder / path.name)) for name, path in demo_paths.items()
+    }
     (folder / "lab").mkdir()
     roots = {name: DatasetSettings(url=str(path)) for name, path in examples.items()}
     roots["em"] = DatasetSettings(url=str(examples["image"]), writable=True)

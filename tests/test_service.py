@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import Literal, NamedTuple
 
 import httpx
@@ -154,13 +154,6 @@ def over(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("service", names, indirect=True)
 
 
-at_each_step = pytest.mark.parametrize(
-    ("service", "step"),
-    [(name, step) for name in USUAL for step in SERVICES[name][1].steps],
-    indirect=["service"],
-)
-
-
 def test_head_304_and_404_of_a_known_index_take_no_read(service: Service) -> None:
     """HEAD, 304 and 404 of chunks with a known index take no read of the store."""
     etag = service.get().headers["etag"]
@@ -230,16 +223,36 @@ LASTING = {
 }
 
 
+def each_step(*names: str) -> list[tuple[str, str]]:
+    """Return the steps of the services *names*."""
+    return [(name, step) for name in names for step in SERVICES[name][1].steps]
+
+
 at_most_steps = pytest.mark.parametrize(
     ("service", "step"),
     [
-        *product(("s3",), ZARR.steps),
+        *each_step("s3", "precomputed"),
         *(pytest.param("http", step, marks=pytest.mark.soak) for step in ("metadata", "index")),
         ("http", "chunk"),
-        *product(("precomputed",), PRECOMPUTED.steps),
     ],
     indirect=["service"],
 )
+
+
+def with_faults(*faults: Fault) -> pytest.MarkDecorator:
+    """Run a test at each step with one of *faults* by turns, and with all others in the soak."""
+    steps = each_step(*USUAL)
+    by_turns = set(zip(steps, cycle(faults)))
+    return pytest.mark.parametrize(
+        ("service", "step", "fault"),
+        [
+            pytest.param(
+                *step, fault, marks=() if (step, fault) in by_turns else (pytest.mark.soak,)
+            )
+            for step, fault in product(steps, faults)
+        ],
+        indirect=["service"],
+    )
 
 
 @at_most_steps
@@ -262,8 +275,7 @@ def test_a_lasting_fault_of_the_store_has_its_status(service: Service, step: str
     assert service.get().content == service.chunk
 
 
-@at_most_steps
-@pytest.mark.parametrize("fault", [Fault.STALL, Fault.STALL_BODY])
+@with_faults(Fault.STALL, Fault.STALL_BODY)
 def test_a_silent_store_is_not_waited_for(service: Service, step: str, fault: Fault) -> None:
     """A read without an answer ends in time, and the next one is made once the store is back."""
     service.reach(step)
@@ -276,8 +288,7 @@ def test_a_silent_store_is_not_waited_for(service: Service, step: str, fault: Fa
     assert service.get_in_the_end().content == service.chunk
 
 
-@at_each_step
-@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.RESET, Fault.CUT])
+@with_faults(Fault.SLOW_DOWN, Fault.RESET, Fault.CUT)
 def test_transient_fault_is_retried(service: Service, fault: Fault, step: str) -> None:
     """A read that fails once is repeated, and the response is 200."""
     service.reach(step)
@@ -288,7 +299,7 @@ def test_transient_fault_is_retried(service: Service, fault: Fault, step: str) -
 
 @pytest.mark.parametrize(
     ("service", "step"),
-    [(name, s) for name in ("s3", "http", "raw", "gzip") for s in SERVICES[name][1].steps],
+    [*each_step("s3", "raw", "gzip"), ("http", "chunk")],
     indirect=["service"],
 )
 def test_replaced_shard_is_read_again(service: Service, step: str) -> None:
@@ -301,7 +312,7 @@ def test_replaced_shard_is_read_again(service: Service, step: str) -> None:
     assert service.get(range="bytes=1-3").content == new[service.container.key][1:4]
 
 
-@at_each_step
+@at_most_steps
 def test_shard_replaced_before_every_read_is_an_error(service: Service, step: str) -> None:
     """A shard that is replaced before every read is 424 or 503, and is read afterwards."""
     service.reach(step)

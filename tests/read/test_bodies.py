@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import randbytes
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import BusyError, DamagedError, StorageDeniedError
@@ -271,6 +271,7 @@ async def test_least_used_share_is_served_first() -> None:
     assert order == ["idle", "busy"]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 14), max_size=4))))
 def test_holders_of_shares_do_not_deadlock(plans: list[tuple[int, list[int]]]) -> None:
     """Holders that grow in any share always finish, however many bytes they want."""
@@ -340,6 +341,7 @@ _CANCELLED_WHEN_LET_IN = [
 ]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(_verbs, st.integers(0, 14)), max_size=60))
 @example(_CANCELLED_WHEN_LET_IN)
 def test_random_acquisitions_keep_the_invariants(steps: list[tuple[str, int]]) -> None:

@@ -56,26 +56,13 @@ async def test_damage_is_believed_of_young_reads_only(age_s: float, attempts: in
     assert (case.attempts, len(case.store.calls)) == (attempts, attempts)
 
 
-async def test_damage_of_an_older_version_is_not_reported() -> None:
-    """A look-up that takes an outdated read for damage returns the result of the new one."""
-    case = _Case()
-    await case.fetch(_READ)
-    case.store.place(REF, b"new")
-    case.clock.now += 2
-
-    def conclude(data: bytes) -> None:
-        if data == b"old":
-            _damaged(data)
-
-    assert await case.look_up(conclude) == b"new"
-
-
-async def test_damage_is_not_believed_of_a_stale_read() -> None:
-    """Damage that follows from a result of any age is looked for again in a new one."""
+@pytest.mark.parametrize("allow_stale", [False, True])
+async def test_damage_of_an_older_version_is_not_reported(*, allow_stale: bool) -> None:
+    """A look-up that takes an outdated read, of any age, for damage returns the new result."""
     case = _Case()
 
     async def attempt(tracker: FreshnessTracker) -> bytes:
-        found = await tracker(_READ, allow_stale=True)
+        found = await tracker(_READ, allow_stale=allow_stale)
         assert found is not None
         if found.value.data == b"old":
             _damaged(found.value.data)

@@ -67,8 +67,7 @@ class _Traced:
     async def page(self, window: Window, limit: int = 1000) -> list[str]:
         """List a page, and forget the earlier calls."""
         self.calls.clear()
-        found = await self.data.resolver.page(self.data.dataset, window, limit)
-        return [entry.key for entry in found.entries]
+        return [entry.key for entry in (await self.data.page(window, limit)).entries]
 
     def count(self, method: str, part: str = "") -> int:
         """Count the calls of *method* whose object or prefix has *part* in its name."""
@@ -134,7 +133,7 @@ async def test_page_ends_after_many_missing_chunks(monkeypatch: pytest.MonkeyPat
     pages = await pages_of(data, Window("c/"), 5)
 
     assert [[entry.key for entry in page] for page in pages] == [[], ["c/9"]]
-    assert await data.resolver.page(data.dataset, Window("c/"), 0) == Page([], None)
+    assert await data.page(Window("c/"), 0) == Page([], None)
 
 
 def _sparse_volume(grid: int, algorithm: str, cells: Sequence[tuple[int, ...]]) -> dict[str, bytes]:
@@ -214,8 +213,7 @@ async def test_sparse_array_beyond_a_limit_is_listed_chunk_by_chunk(
     store, expected = _sparse_line(20, 200)
     monkeypatch.setattr(listing, limit, 2)
 
-    pages = await pages_of(reading(store), Window("c/"), 1000)
-    assert [entry.key for page in pages for entry in page] == expected
+    assert await reading(store).keys(Window("c/")) == expected
 
 
 async def test_damaged_shard_outside_of_the_prefix_does_not_fail_a_sparse_page() -> None:
@@ -223,9 +221,8 @@ async def test_damaged_shard_outside_of_the_prefix_does_not_fail_a_sparse_page()
     store, every = _sparse_line(20, 200)
     store.place(ROOT.join("c/15"), b"short")  # c/3000 to c/3199
 
-    pages = await pages_of(reading(store), Window("c/1"), 1000)
     expected = [key for key in every if key.startswith("c/1")]
-    assert [entry.key for page in pages for entry in page] == expected
+    assert await reading(store).keys(Window("c/1")) == expected
 
 
 async def test_page_ends_when_reading_indexes_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,12 +230,12 @@ async def test_page_ends_when_reading_indexes_takes_long(monkeypatch: pytest.Mon
     store, expected = _sparse_line(20, 1000)
     data = reading(store)
     monkeypatch.setattr(listing, "_READING_S", 0)
-    first = await data.resolver.page(data.dataset, Window("c/"), 1000)
+    first = await data.page(Window("c/"), 1000)
     monkeypatch.undo()
 
     assert first.after is not None
     assert len(first.entries) < len(expected)
-    rest = await data.resolver.page(data.dataset, Window("c/", first.after), 1000)
+    rest = await data.page(Window("c/", first.after), 1000)
     assert [entry.key for entry in (*first.entries, *rest.entries)] == expected
 
 
@@ -271,9 +268,8 @@ async def test_objects_below_metadata_too_long_to_be_read_are_listed() -> None:
     array = json.dumps(array_metadata([2], [2], [sharding([1])])).encode()
     shard = encode_shard([b"a", b"b"])
     data = reading(filled({"zarr.json": long, "a/zarr.json": array, "a/c/0": shard}))
-    page = await data.resolver.page(data.dataset, Window(""), 100)
 
-    assert [entry.key for entry in page.entries] == ["a/c/0", "a/c/1", "a/zarr.json", "zarr.json"]
+    assert await data.keys(Window("")) == ["a/c/0", "a/c/1", "a/zarr.json", "zarr.json"]
 
 
 async def test_refused_shards_fail_only_pages_with_their_keys() -> None:
@@ -287,16 +283,12 @@ async def test_refused_shards_fail_only_pages_with_their_keys() -> None:
     builder.array("/s", array_metadata([8], [4], [sharding([1])]), [2], shards)
     data = reading(filled(builder.build()))
 
-    async def page(window: Window) -> list[str]:
-        found = await data.resolver.page(data.dataset, window, 100)
-        return [entry.key for entry in found.entries]
-
-    assert await page(Window("a/")) == ["a/c/0", "a/zarr.json"]
-    assert await page(Window("", delimiter="/")) == ["a/", "s/", "zarr.json"]
-    assert await page(Window("s/", delimiter="/")) == ["s/c/", "s/zarr.json"]
+    assert await data.keys(Window("a/")) == ["a/c/0", "a/zarr.json"]
+    assert await data.keys(Window("", delimiter="/")) == ["a/", "s/", "zarr.json"]
+    assert await data.keys(Window("s/", delimiter="/")) == ["s/c/", "s/zarr.json"]
     for window in (Window("s/"), Window("s/c/", delimiter="/")):
         with pytest.raises(NotAllowedError, match="s3://elsewhere"):
-            await page(window)
+            await data.keys(window)
 
 
 @pytest.mark.parametrize("marker", ["zarr.json", "b/zarr.json", "info", "b/info", "b/repo"])
@@ -308,13 +300,9 @@ async def test_listing_continues_below_a_damaged_marker(marker: str) -> None:
     data = reading(store)
     expected = sorted([marker, "b/a/zarr.json", "b/a/c/0", "b/a/c/1", "b/c/0"])
 
-    ((page),) = await pages_of(data, Window(""), 100)
-    assert [entry.key for entry in page] == expected
-    names = [each.name async for each in data.resolver.list(data.dataset, VirtualKey("b/"))]
-    assert {"a/", "c/"} <= set(names)
-    found = {
-        each.path: each.found async for each in find_collections(data.resolver.root(data.dataset))
-    }
+    assert await data.keys(Window("")) == expected
+    assert {"a/", "c/"} <= set(await data.names("b/"))
+    found = {each.path: each.found async for each in find_collections(data.root)}
     damage = found.pop(marker.rpartition("/")[0])
     assert isinstance(damage, DamagedError)
     assert set(found) == {"b/a"}
@@ -327,7 +315,7 @@ async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> Non
     store = WatchedStore()
     filled({"zarr.json": b"{", "c/0/1": b"", "1/2/x": b"", **objects}, store)
     data = reading(store)
-    found = [each.path async for each in find_containers(data.resolver.root(data.dataset))]
+    found = [each.path async for each in find_containers(data.root)]
 
     assert found == ["", "0", "g/1"]
     assert not any(call.ref.key.startswith(ROOT.join("c/0").key) for call in store.calls)
@@ -336,9 +324,8 @@ async def test_chunk_directories_below_a_damaged_array_are_not_searched() -> Non
 async def test_listing_that_begins_within_an_archive_goes_on_behind_it() -> None:
     """A listing from above has no key of an archive, even if it begins after one of these."""
     data = reading(filled({"a.zip": archive(Entry(b"x"), Entry(b"y")), "b": b""}))
-    page = await data.resolver.page(data.dataset, Window("", "a.zip/x"), 10)
 
-    assert [entry.key for entry in page.entries] == ["b"]
+    assert await data.keys(Window("", "a.zip/x")) == ["b"]
 
 
 async def test_search_in_an_archive_lets_others_run() -> None:
@@ -357,7 +344,7 @@ async def test_search_in_an_archive_lets_others_run() -> None:
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         counting = group.create_task(count())
-        async for _ in find_containers(data.resolver.root(data.dataset)):
+        async for _ in find_containers(data.root):
             turns = 0  # the damaged one: behind it lie only folders that are passed over
         counting.cancel()
 
@@ -377,4 +364,4 @@ async def test_folder_of_an_array_lists_its_chunks() -> None:
     store.place(ROOT.join("a"), b"1")
     data = reading(store)
     with pytest.raises(StorageUnusableError, match="cannot be listed"):
-        await data.resolver.page(data.dataset, Window(""), 1000)
+        await data.page(Window(""), 1000)

@@ -1,5 +1,6 @@
 """Listings of random trees of all formats, compared with their keys."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from itertools import cycle, product
@@ -223,21 +224,26 @@ def windows(draw: st.DrawFn, keys: set[str]) -> Window:
     return Window(prefix, after, draw(st.sampled_from(["", "/"])))
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.data_too_large])
-@given(trees(), st.data())
-async def test_listing_has_each_key_once(tree: Tree, data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [30, pytest.param(1000, marks=pytest.mark.soak)])
+def test_listing_has_each_key_once(examples: int) -> None:
     """Pages of any size, from any start, contain each key once."""
-    objects, keys = tree
-    served = reading(store_of(objects), root=BUCKET)
-    window = data.draw(windows(keys))
-    limit = data.draw(st.sampled_from([1, 2, 3, 7, 1000]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "_SPARSE", data.draw(st.sampled_from([0, 1, 64])))
-        pages = await pages_of(served, window, limit)
-    found = [entry.key for page in pages for entry in page]
 
-    assert found == _expected(keys, window)
-    assert max(map(len, pages)) <= limit
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.data_too_large])
+    @given(trees(), st.data())
+    def check(tree: Tree, data: st.DataObject) -> None:
+        objects, keys = tree
+        served = reading(store_of(objects), root=BUCKET)
+        window = data.draw(windows(keys))
+        limit = data.draw(st.sampled_from([1, 2, 3, 7, 1000]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(listing, "_SPARSE", data.draw(st.sampled_from([0, 1, 64])))
+            pages = asyncio.run(pages_of(served, window, limit))
+        found = [entry.key for page in pages for entry in page]
+
+        assert found == _expected(keys, window)
+        assert max(map(len, pages)) <= limit
+
+    check()
 
 
 @settings(max_examples=20)
@@ -257,7 +263,7 @@ async def test_listed_metadata_equal_those_of_the_entity(tree: Tree) -> None:
             assert found == (nbytes, etag, modified_s), key
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(trees(), st.data())
 async def test_concurrent_changes_disturb_no_other_key(tree: Tree, data: st.DataObject) -> None:
     """Keys that do not change are listed once while others change between pages."""
@@ -269,7 +275,7 @@ async def test_concurrent_changes_disturb_no_other_key(tree: Tree, data: st.Data
     found: list[str] = []
     after: str | None = ""
     while after is not None:
-        page = await served.resolver.page(served.dataset, Window("", after), limit)
+        page = await served.page(Window("", after), limit)
         found += [entry.key for entry in page.entries]
         after = page.after
         name = BUCKET.join(data.draw(st.sampled_from(plain)))

@@ -422,7 +422,9 @@ async def test_reason_for_serving_as_stored_is_logged_once(
 
 async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
     """Each call for an object of a volatile bucket reads it anew, joins no read under way, and
-    decodes it again only if it has changed.
+    decodes it again only if it has changed. Once it is removed it is absent, also a marker.
+
+    Its changes leave the generation as it is.
     """
     case = _Case(None)
     ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
@@ -442,28 +444,7 @@ async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
     found = await case.fetch(read)
     assert found is not None
     assert found.value.data == b"new"
-
-
-async def test_changes_of_a_volatile_bucket_outdate_nothing_else() -> None:
-    """A changed or forgotten object of a volatile bucket leaves the generation as it is."""
-    case = _Case(None)
-    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
-    read = Read("metadata", ref, None, Opaque)
-    for data in b"old", b"new":
-        case.store.place(ref, data)
-        await case.fetch(read)
-    case.fetch.forget(ref)
-
-    assert case.fetch.generation == 0
-
-
-async def test_absence_of_a_marker_in_a_volatile_bucket_is_believed_at_once() -> None:
-    """A marker of a volatile bucket that was present and is removed is absent at once."""
-    case = _Case(None)
-    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
-    read = Read("metadata", ref, None, Opaque)
-    case.store.place(ref, b"{}")
-    assert await case.fetch(read) is not None
     await case.store.delete(ref, expected=None)
-
     assert await case.fetch(read) is None
+    case.fetch.forget(ref)
+    assert case.fetch.generation == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -276,6 +275,6 @@ def test_write_ends_the_memory_of_damage(tmp_path: Path) -> None:
         refusals = [client.get("/d/x", headers=identity) for _ in range(2)]
         assert [each.status_code for each in refusals] == [424, 424]
         assert refusals[0].json()["detail"] == refusals[1].json()["detail"]
-        data = zlib.compress(b"text", wbits=31)
+        data = zipped(b"text")
         assert client.put("/d/x.gz", content=data).status_code == 200
         assert client.get("/d/x", headers=identity).content == b"text"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.model import ObjectRef, VirtualKey
+from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
@@ -15,7 +15,7 @@ from tests.support.clocks import Clock
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.zarr import building as zarr
 from tests.support.formats.zip.archives import Entry, archive
-from tests.support.read.stores import SearchedContainers, WatchedStore, settle
+from tests.support.read.stores import WatchedStore, settle, watch_searches
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
 _CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
@@ -45,7 +45,7 @@ async def test_route_ends_when_its_marker_is_removed() -> None:
         data.fetch.forget(ROOT.join(key))
         data.fetch.mark_removed(ROOT.join(key))
 
-    found = await data.resolver.find_container(data.dataset, VirtualKey("g/a/c/0/1"))
+    found = await data.container("g/a/c/0/1")
 
     assert found.rest == "a/c/0/1"
 
@@ -53,13 +53,12 @@ async def test_route_ends_when_its_marker_is_removed() -> None:
 async def test_route_outlasts_replaced_shards() -> None:
     """A shard that turns out to be replaced outdates no route to its array."""
     store, data, _ = _array()
-    counted = SearchedContainers(data.dataset.containers.formats)
-    data.dataset = replace(data.dataset, containers=counted)
+    searches = watch_searches(data)
     await data.read("g/a/c/0/0")
     store.place(ROOT.join("g/a/c/0/0"), zarr.build({"c/0/1": b"new"})["c/0/0"])
 
     assert await data.read("g/a/c/0/1") == b"new"
-    assert counted.searches == ["g/a/c/0/0"]
+    assert searches == ["g/a/c/0/0"]
 
 
 async def test_an_outer_container_keeps_its_own_keys() -> None:
@@ -74,8 +73,8 @@ async def test_an_outer_container_keeps_its_own_keys() -> None:
     data = reading(store)
 
     assert await data.read("other/zarr.json") is not None
-    array = await data.resolver.find_container(data.dataset, VirtualKey("other/d/0"))
-    volume = await data.resolver.find_container(data.dataset, VirtualKey("other/c/0/0"))
+    array = await data.container("other/d/0")
+    volume = await data.container("other/c/0/0")
 
     assert (array.rest, volume.rest) == ("d/0", "other/c/0/0")
 
@@ -87,7 +86,7 @@ async def test_container_does_not_depend_on_earlier_requests(first: str) -> None
     await data.read(first)
 
     keys = ["g/a/c/0/0", "g/a/zarr.json", "g/zarr.json", "zarr.json", "g/c/0"]
-    found = [await data.resolver.find_container(data.dataset, VirtualKey(key)) for key in keys]
+    found = [await data.container(key) for key in keys]
 
     assert [each.rest for each in found] == ["c/0/0", "zarr.json", "zarr.json", "zarr.json", "c/0"]
 

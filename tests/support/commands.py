@@ -126,6 +126,10 @@ class Running:
         self._err.seek(0)
         return int(self._ended.readline()), self._err.read()
 
+    def said(self) -> str:
+        """Return what it has said until now."""
+        return os.pread(self._err.fileno(), 2**20, 0).decode()
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send it a signal, which goes to the whole group where it is Ctrl+C, and wait."""
         (os.killpg if number == signal.SIGINT else os.kill)(self.pid, number)

@@ -7,11 +7,13 @@ from http import HTTPStatus
 
 from shardgate.datasets import open_containers
 from shardgate.formats.contract import Format
+from shardgate.formats.listing import Window
 from shardgate.model import ByteRange, ByteRequest, ObjectRef, VirtualKey
 from shardgate.read.bodies import Body, Entity, Selection
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.containers import Containers, Dataset
+from shardgate.read.containers import Container, Containers, Dataset
+from shardgate.read.listing import Page, Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.settings import DatasetSettings, LimitSettings
@@ -46,6 +48,27 @@ class Reading:
 
         async with self.resolver.open(self.dataset, VirtualKey(key), choose, asked) as opened:
             return None if opened is None else await gather(opened.body)
+
+    @property
+    def root(self) -> Root:
+        """The root of the dataset, for listings and surveys."""
+        return self.resolver.root(self.dataset)
+
+    async def page(self, window: Window, limit: int = 1000) -> Page:
+        """List a page of the keys in *window*."""
+        return await self.resolver.page(self.dataset, window, limit)
+
+    async def keys(self, window: Window) -> list[str]:
+        """List the keys of a page of *window*."""
+        return [entry.key for entry in (await self.page(window)).entries]
+
+    async def names(self, prefix: str) -> list[str]:
+        """List the names in the folder *prefix*."""
+        return [each.name async for each in self.resolver.list(self.dataset, VirtualKey(prefix))]
+
+    async def container(self, key: str) -> Container:
+        """Find the container of *key*."""
+        return await self.resolver.find_container(self.dataset, VirtualKey(key))
 
 
 async def gather(body: Body) -> bytes:

@@ -107,8 +107,7 @@ async def test_names_that_are_no_keys_are_inspected_and_not_verified() -> None:
     """
     store = MemoryStore()
     store.place(ROOT.join("lab/a.zip"), archive(Entry(b"../a")))
-    opened = reading(store)
-    root = opened.resolver.root(opened.dataset)
+    root = reading(store).root
     reason = "1 name is no key, such as '../a'"
 
     (inspected,) = await inspect_root(root)
@@ -168,9 +167,9 @@ class _Stuck(MemoryStore):
 
 async def test_page_has_what_was_found_in_time() -> None:
     """A page that takes too long has the collections found until then, and the reason."""
-    opened = reading(filled(_Stuck(), a=ARRAY, b=ARRAY))
+    root = reading(filled(_Stuck(), a=ARRAY, b=ARRAY)).root
 
-    page = await inspect_page(opened.resolver.root(opened.dataset), limit=9, within_s=0.2)
+    page = await inspect_page(root, limit=9, within_s=0.2)
 
     assert [each.path for each in page.reports] == ["a"]
     assert (page.is_all, page.reason) == (False, "the store took longer than 0.2 s")
@@ -179,9 +178,9 @@ async def test_page_has_what_was_found_in_time() -> None:
 @pytest.mark.parametrize(("after", "expected"), [("", ["a", "b"]), ("b", ["c"]), ("c", [])])
 async def test_page_begins_behind_a_path(after: str, expected: list[str]) -> None:
     """A page has the collections behind a path, up to its limit, and tells if these are all."""
-    opened = reading(filled(MemoryStore(), a=ARRAY, b=ARRAY, c=ARRAY))
+    root = reading(filled(MemoryStore(), a=ARRAY, b=ARRAY, c=ARRAY)).root
 
-    page = await inspect_page(opened.resolver.root(opened.dataset), after=after, limit=2)
+    page = await inspect_page(root, after=after, limit=2)
 
     assert [each.path for each in page.reports] == expected
     assert (page.is_all, page.reason) == (after != "", "")
@@ -233,10 +232,9 @@ async def test_stored_chunks_are_counted_from_the_indexes(method: int | None) ->
             store.place(ROOT.join(key), data.to_bytes())
     if method is not None:
         store.place(ROOT.join("lab/a.zip"), archive(*entries))
-    opened = reading(store)
     (only,) = (await look(store)).collections
 
-    assert await measure(opened.resolver.root(opened.dataset), only) == (2, 6, 24)
+    assert await measure(reading(store).root, only) == (2, 6, 24)
 
 
 def repository(builder: Builder, store: MemoryStore | None = None) -> Root:
@@ -244,8 +242,7 @@ def repository(builder: Builder, store: MemoryStore | None = None) -> Root:
     store = store or MemoryStore()
     for key, data in builder.build().items():
         store.place(ROOT.join(key), data)
-    opened = reading(store)
-    return opened.resolver.root(opened.dataset)
+    return reading(store).root
 
 
 @pytest.mark.parametrize(
@@ -289,9 +286,9 @@ async def test_damaged_ref_is_reported_as_damage() -> None:
     """A damaged ref of a repository is reported with its file and the reason."""
     builder = Builder(version=1)
     builder.group("/")
-    root = repository(builder)
-    assert isinstance(root.store, MemoryStore)
-    root.store.place(ROOT.join("refs/branch.x/ref.json"), b"{")
+    store = MemoryStore()
+    root = repository(builder, store)
+    store.place(ROOT.join("refs/branch.x/ref.json"), b"{")
 
     (report,) = await inspect_refs(root)
     assert isinstance(report, DamageReport)
@@ -302,10 +299,10 @@ async def test_damaged_ref_is_reported_as_damage() -> None:
 async def test_damaged_snapshot_is_reported_as_damage_of_its_repository() -> None:
     """A repository whose snapshot is damaged is reported with the name of that file."""
     builder = lab()
-    root = repository(builder)
-    assert isinstance(root.store, MemoryStore)
+    store = MemoryStore()
+    root = repository(builder, store)
     snapshot = ROOT.join(f"snapshots/{spell(digest(builder.nodes))}")
-    root.store.place(snapshot, b"damaged")
+    store.place(snapshot, b"damaged")
 
     (report,) = await inspect_root(root)
     assert isinstance(report, DamageReport)
@@ -314,9 +311,8 @@ async def test_damaged_snapshot_is_reported_as_damage_of_its_repository() -> Non
 
 async def test_damaged_array_of_a_ref_is_summarized_with_the_reason() -> None:
     """The summary of a ref has its sound arrays, and of a damaged one the path and the reason."""
-    builder = lab(document=array_metadata([6], [2], []) | {"codecs": 5})
-    store = repository(builder).store
-    assert isinstance(store, MemoryStore)
+    store = MemoryStore()
+    repository(lab(document=array_metadata([6], [2], []) | {"codecs": 5}), store)
     seen = await look(store, "@branch.main/")
 
     assert [(each.node, each.found.why_sharded) for each in seen.collections] == [
@@ -329,8 +325,8 @@ async def test_ref_at_a_missing_snapshot_is_summarized_without_its_commit() -> N
     """The summary of a repository has a ref without a message where its snapshot is missing."""
     builder = Builder(version=1)
     builder.group("/")
-    store = repository(builder).store
-    assert isinstance(store, MemoryStore)
+    store = MemoryStore()
+    repository(builder, store)
     snapshot_id = spell(digest(builder.nodes))
     store.remove(ROOT.join(f"snapshots/{snapshot_id}"))
 
@@ -360,8 +356,7 @@ async def test_shards_too_many_to_read_are_not_measured() -> None:
     for name, size in (("few", 4 * MAX_MEASURED), ("many", 4 * MAX_MEASURED + 1)):
         metadata = array_metadata([size], [4], [sharding([1])])
         store.place(ROOT.join(f"{name}/zarr.json"), json.dumps(metadata).encode())
-    opened = reading(store)
-    root = opened.resolver.root(opened.dataset)
+    root = reading(store).root
     few, many = (await look(store)).collections
 
     assert await measure(root, few) == StoredSize(0, 0, 0)

@@ -67,9 +67,16 @@ def written(
     return {key: value.to_bytes() for key, value in store.items()}
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
 @pytest.mark.parametrize("chain", CHAINS, ids=name_of)
+@pytest.mark.parametrize(
+    ("dtype", "is_nested"),
+    [
+        ("float64", False),
+        ("uint8", True),
+        pytest.param("uint8", False, marks=pytest.mark.soak),
+        pytest.param("float64", True, marks=pytest.mark.soak),
+    ],
+)
 async def test_chunks_of_zarr_python_are_sound(
     chain: Sequence[BytesBytesCodec], dtype: str, *, is_nested: bool
 ) -> None:

@@ -8,58 +8,50 @@ import pytest
 
 from tests.support.commands import run
 from tests.support.files import write_files
-from tests.support.formats.icechunk.building import Ref
-from tests.support.formats.icechunk.building_repo import ref
-from tests.support.formats.icechunk.repositories import lab as repository
+from tests.support.survey.virtual import VirtualLab, virtual_lab
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> tuple[str, Path]:
+def lab(tmp_path: Path) -> VirtualLab:
     """Write a repository with a virtual reference to the object ``x`` beside it."""
-    beside = tmp_path / "beside"
-    write_files({"x": b"...xy"}, beside)
-    reference = Ref(index=[0], location=f"{beside.as_uri()}/x", offset=3, length=2)
-    write_files(repository(reference).build(tags=[ref("v 1", 0)]), tmp_path / "lab.icechunk")
-    return str(tmp_path / "lab.icechunk"), beside / "x"
+    return virtual_lab(tmp_path)
 
 
-def test_verify_follows_allowed_virtual_references(lab: tuple[str, Path]) -> None:
+def test_verify_follows_allowed_virtual_references(lab: VirtualLab) -> None:
     """`verify` follows virtual references that are allowed, and names missing objects.
 
     Others are reported as not checked, with the setting that would allow them.
     """
-    folder, beside = lab
-    allowed = ("--allow-virtual", beside.parent.as_uri())
-    refused = run("verify", folder, "--json")
-    followed = run("verify", folder, "--json", *allowed)
+    allowed = ("--allow-virtual", lab.prefix)
+    refused = run("verify", str(lab.folder), "--json")
+    followed = run("verify", str(lab.folder), "--json", *allowed)
 
     assert (refused.returncode, followed.returncode) == (0, 0)
     assert "virtual_chunk_prefixes" in str(json.loads(refused.stdout)["not_checked"])
     assert json.loads(followed.stdout)["not_checked"] == {}
     assert json.loads(followed.stdout)["counts"]["references"] == 4
-    beside.unlink()
-    damaged = run("verify", folder, *allowed)
+    lab.source.unlink()
+    damaged = run("verify", str(lab.folder), *allowed)
     assert damaged.returncode == 1
-    assert f"{beside}: @" in damaged.stdout
+    assert f"{lab.source}: @" in damaged.stdout
 
 
-def test_inspect_shows_refs_beside_arrays(lab: tuple[str, Path]) -> None:
+def test_inspect_shows_refs_beside_arrays(lab: VirtualLab) -> None:
     """`inspect` lists branches and tags beside the arrays, as JSON and as a table."""
-    document = json.loads(run("inspect", lab[0], "--json").stdout)
+    document = json.loads(run("inspect", str(lab.folder), "--json").stdout)
 
     assert [each["ref"] for each in document["refs"]] == ["@branch.main", "@tag.v 1"]
     assert [array["path"] for array in document["arrays"]] == ["a", "s"]
-    assert "@tag.v 1" in run("inspect", lab[0]).stdout
+    assert "@tag.v 1" in run("inspect", str(lab.folder)).stdout
 
 
-def test_inspect_locates_allowed_virtual_chunks(lab: tuple[str, Path]) -> None:
+def test_inspect_locates_allowed_virtual_chunks(lab: VirtualLab) -> None:
     """`inspect` of a virtual chunk prints its place if it is allowed, and otherwise "refused"."""
-    folder, beside = lab
-    allowed = ("--json", "--allow-virtual", beside.parent.as_uri())
-    chunk = json.loads(run("inspect", folder, "@tag.v 1/a/c/0", *allowed).stdout)
+    command = ("inspect", str(lab.folder), "@tag.v 1/a/c/0")
+    chunk = json.loads(run(*command, "--json", "--allow-virtual", lab.prefix).stdout)
 
     assert (chunk["state"], chunk["reference"], chunk["start"]) == ("stored", "virtual", 3)
-    assert re.search(r"state +refused", run("inspect", folder, "@tag.v 1/a/c/0").stdout)
+    assert re.search(r"state +refused", run(*command).stdout)
 
 
 def _reference_set(folder: Path, nbytes: int) -> str:

@@ -1,7 +1,6 @@
 """A write outdates the cached answers of all names of an object."""
 
-import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.serving import client_of
+from tests.support.zipped import zipped
 
 _IDENTITY = {"accept-encoding": "identity"}
 
@@ -45,14 +45,23 @@ def test_write_below_one_root_outdates_answers_of_others(
     assert [client.get(name).status_code for name in _NAMES] == [404] * 3
 
 
-def test_removed_metadata_are_absent_below_other_roots(client: httpx.Client) -> None:
-    """Metadata that were removed through one root are 404 below others, not missing for a time."""
-    info = precomputed.build({})["info"]
-    assert client.put("/whole/a b/info", content=info).is_success
-    assert client.get("/inner/info").status_code == 200
-    assert client.delete("/whole/a b/info").is_success
+@pytest.mark.parametrize(
+    ("written", "read", "coding"),
+    [
+        pytest.param("/whole/a b/info", "/inner/info", bytes, id="another root"),
+        pytest.param("/whole/info.gz", "/whole/info", zipped, id="a coded file"),
+    ],
+)
+def test_removed_metadata_are_absent_by_their_other_name(
+    client: httpx.Client, written: str, read: str, coding: Callable[[bytes], bytes]
+) -> None:
+    """Metadata that were removed by one name are 404 by the other, not missing for a time."""
+    info = coding(precomputed.build({})["info"])
+    assert client.put(written, content=info).is_success
+    assert client.get(read, headers=_IDENTITY).status_code == 200
+    assert client.delete(written).is_success
 
-    assert client.get("/inner/info").status_code == 404
+    assert client.get(read).status_code == 404
 
 
 @pytest.mark.parametrize("ending", [".gz", ".br", ".zstd"])
@@ -66,20 +75,10 @@ def test_write_of_a_coded_file_outdates_its_plain_name(client: httpx.Client, end
         assert client.get(f"/whole/{name}").status_code == 404
 
 
-def test_removed_coded_metadata_are_absent(client: httpx.Client) -> None:
-    """Metadata whose coded file was removed are 404, not missing for a time."""
-    info = zlib.compress(precomputed.build({})["info"], wbits=31)
-    assert client.put("/whole/info.gz", content=info).is_success
-    assert client.get("/whole/info", headers=_IDENTITY).status_code == 200
-    assert client.delete("/whole/info.gz").is_success
-
-    assert client.get("/whole/info").status_code == 404
-
-
 def test_removed_plain_file_shows_the_coded_one(client: httpx.Client, tmp_path: Path) -> None:
     """A coded file that a plain one hid is served once the plain one is deleted."""
     assert client.put("/whole/x", content=b"plain").is_success
-    (tmp_path / "x.gz").write_bytes(zlib.compress(b"coded", wbits=31))
+    (tmp_path / "x.gz").write_bytes(zipped(b"coded"))
     assert client.get("/whole/x").content == b"plain"
     assert client.delete("/whole/x").is_success
 

@@ -10,7 +10,7 @@ import pytest
 from shardgate.errors import BusyError, PreconditionFailedError, StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.storage.memory import MemoryStore
-from tests.support.read.stores import CallOn
+from tests.support.read.stores import CallOn, settle
 from tests.support.resolving import ROOT
 from tests.support.storage.reading import found
 from tests.support.write.writers import (
@@ -19,6 +19,7 @@ from tests.support.write.writers import (
     Between,
     Replica,
     absent,
+    before,
     chunks_of,
     replica,
     the_same,
@@ -67,14 +68,9 @@ async def test_lost_swap_is_repeated_with_the_new_shard(memory: MemoryStore) -> 
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await one.put("a/c/0", b"0000")
-    left = [b"1111", b"2222"]
-
-    async def be_faster() -> None:
-        if left:
-            body = left.pop()
-            await other.put(f"a/c/{1 + len(left)}", body)
-
-    store.between = lambda call, _: be_faster() if call == "put" else None
+    store.between = before(
+        "put", lambda: other.put("a/c/1", b"1111"), lambda: other.put("a/c/2", b"2222")
+    )
     await one.put("a/c/3", b"3333")
 
     assert await stored(memory) == {0: b"0000", 1: b"1111", 2: b"2222", 3: b"3333"}
@@ -220,7 +216,7 @@ async def test_cancelled_waiting_write_is_dropped(memory: MemoryStore) -> None:
     await has_begun.wait()
     waiting = asyncio.create_task(one.put("a/c/1", b"1111"))
     other = asyncio.create_task(one.put("a/c/2", b"2222"))
-    await asyncio.sleep(0.01)
+    await settle()
 
     written.cancel()
     waiting.cancel()
@@ -257,13 +253,7 @@ async def test_chunk_written_during_the_deletion_of_the_last_other_is_kept(
     store = Between(memory)
     one, other = replica(store), replica(memory)
     await other.put("a/c/0", b"1234")
-    left = [b"5678"]
-
-    async def be_faster() -> None:
-        if left:
-            await other.put("a/c/1", left.pop())
-
-    store.between = lambda call, _: be_faster() if call == "delete" else None
+    store.between = before("delete", lambda: other.put("a/c/1", b"5678"))
     await one.put("a/c/0", None)
 
     assert await stored(memory) == {1: b"5678"}

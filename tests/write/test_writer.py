@@ -26,12 +26,13 @@ from tests.support.formats.neuroglancer_precomputed.case import build_meshes
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr import draft
 from tests.support.formats.zarr.building import array_metadata, consolidated, regular, sharding
-from tests.support.read.stores import CallOn, SearchedContainers
+from tests.support.read.stores import CallOn, watch_searches
 from tests.support.repositories import create
 from tests.support.resolving import NOTHING, ROOT
 from tests.support.write.writers import (
     Between,
     absent,
+    before,
     chunks_of,
     present,
     put_each,
@@ -52,13 +53,7 @@ async def test_demand_on_an_object_holds_under_concurrent_writes(memory: MemoryS
     """
     store = Between(memory)
     one, other = replica(store), replica(memory)
-    left = [b"by another"]
-
-    async def be_faster() -> None:
-        if left:
-            await other.put("notes/new", left.pop())
-
-    store.between = lambda call, _: be_faster() if call == "put" else None
+    store.between = before("put", lambda: other.put("notes/new", b"by another"))
     with pytest.raises(PreconditionFailedError, match="notes/new"):
         await one.put("notes/new", b"ours", absent)
     assert await stored(memory, "notes/new") == b"by another"
@@ -167,14 +162,13 @@ async def test_new_array_of_others_is_found_before_a_write(
 async def test_write_takes_the_route_of_a_read(memory: MemoryStore) -> None:
     """Chunks of an array that was read are written without another search for their container."""
     one = replica(memory)
-    containers = SearchedContainers(one.reading.dataset.containers.formats)
-    one.reading.dataset = replace(one.reading.dataset, containers=containers)
+    searches = watch_searches(one.reading)
     await one.read("a/c/0")
     for number in range(3):
         await one.put(f"a/c/{number}", b"chnk")
 
     assert chunks_of(await stored(memory, "a/c/0") or b"") == dict.fromkeys(range(3), b"chnk")
-    assert containers.searches == ["a/c/0"]
+    assert searches == ["a/c/0"]
 
 
 async def test_too_long_stored_metadata_are_refused(memory: MemoryStore) -> None:
@@ -361,25 +355,27 @@ async def test_store_that_cannot_delete_one_version_refuses_a_demand(memory: Mem
     assert await stored(memory, "notes/one") is None
 
 
-@pytest.mark.parametrize("coding", ["", "gzip"])
-async def test_document_is_written_over_its_coded_form(memory: MemoryStore, coding: str) -> None:
-    """A document is compared with the stored one, whatever the content coding of that."""
-    one, served = replica(memory), await replica(memory).read("a/zarr.json")
+@pytest.mark.parametrize(
+    ("data", "coding"), [(zarr_json(), ""), (encoded("gzip", zarr_json()), "gzip")]
+)
+async def test_document_is_written_over_its_coded_form(
+    memory: MemoryStore, data: bytes, coding: str
+) -> None:
+    """A document is compared with the stored one, whatever the content coding of that.
+
+    An empty object in its place is replaced.
+    """
+    one = replica(memory)
+    served = await one.read("a/zarr.json")
     assert served is not None
-    data = encoded(coding, zarr_json()) if coding else zarr_json()
     memory.place(ROOT.join("a/zarr.json"), data, headers=ObjectHeaders(coding))
     attributes = {"attributes": {"unit": "m"}}
     await one.put("a/zarr.json", json.dumps(json.loads(served) | attributes).encode())
 
     written = json.loads(await stored(memory, "a/zarr.json") or b"")
     assert written == json.loads(zarr_json()) | attributes
-
-
-async def test_document_is_written_over_an_empty_object(memory: MemoryStore) -> None:
-    """An empty object in the place of a document is replaced."""
     memory.place(ROOT.join("a/zarr.json"), b"")
     await replica(memory).put("a/zarr.json", GROUP)
-
     assert await stored(memory, "a/zarr.json") == GROUP
 
 

@@ -25,7 +25,7 @@ async def pages_of(data: Reading, window: Window, limit: int) -> list[list[Liste
     pages = []
     after: str | None = window.after
     while after is not None:
-        page = await data.resolver.page(data.dataset, replaced(window, after=after), limit)
+        page = await data.page(replaced(window, after=after), limit)
         pages.append(page.entries)
         after = page.after
     return pages

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from shardgate.storage.contract import OBJECT, Found, Listed, NotModified, Stat
 from shardgate.storage.memory import MemoryStore
 from tests.support.clocks import Clock
 from tests.support.records import replaced
-from tests.support.resolving import NOTHING, ROOT, everything, gather, reading
+from tests.support.resolving import NOTHING, ROOT, Reading, everything, gather, reading
 
 REF = ObjectRef("memory://bucket", "data/object")
 
@@ -149,6 +149,14 @@ class SearchedContainers(Containers):
         """Note the key, and search."""
         self.searches.append(key)
         return await Containers.search(self, root, key, *args)
+
+
+def watch_searches(data: Reading) -> list[str]:
+    """Record the keys for whose containers *data* searches from now on."""
+    known = data.dataset.containers
+    searched = SearchedContainers(known.formats, archives=known.archives)
+    data.dataset = replace(data.dataset, containers=searched)
+    return searched.searches
 
 
 class Unlisted(MemoryStore):

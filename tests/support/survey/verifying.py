@@ -15,8 +15,7 @@ def root_of(objects: dict[str, bytes], store: MemoryStore | None = None) -> Root
     store = store or MemoryStore()
     for key, data in objects.items():
         store.place(ObjectRef(BUCKET, key), data)
-    opened = reading(store, root=ObjectRef(BUCKET, ""))
-    return opened.resolver.root(opened.dataset)
+    return reading(store, root=ObjectRef(BUCKET, "")).root
 
 
 async def report_of(objects: dict[str, bytes], *, chunks: bool = False) -> Report:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from struct import iter_unpack
 from typing import Any, ClassVar, Final
@@ -129,3 +129,11 @@ class Between(Tapped):
         if (waiting := self.between(name, ref)) is not None:
             await waiting
         return await call()
+
+
+def before(
+    method: str, *others: Callable[[], Awaitable[object]]
+) -> Callable[[str, ObjectRef], Awaitable[object] | None]:
+    """Return what a `Between` does before its first calls of *method*: one of *others* each."""
+    left = list(others)
+    return lambda name, _: left.pop(0)() if name == method and left else None

@@ -43,7 +43,7 @@ PRECOMPUTED = Container(
     ID,
     "s0/0.shard",
     precomputed.build,
-    {key: precomputed.chunk_bytes(n) for key, n in precomputed.IDS.items() if key != ABSENT},
+    {key: chunk_bytes(n) for key, n in precomputed.IDS.items() if key != ABSENT},
     {"info": None, "shard index": "info", "minishard index": OTHER_MINISHARD, "chunk": NEIGHBOUR},
     ABSENT,
 )

@@ -319,7 +319,7 @@ async def test_listing_of_a_root_has_no_neighbours() -> None:
 
 
 _OLD = {
-    key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items() if number != 3
+    key: chunk_bytes(number) for key, number in precomputed.IDS.items() if number != 3
 }
 _NEW = {key: b"a longer " + chunk for key, chunk in _OLD.items()}
 _LONG_S = 30.0

@@ -18,7 +18,7 @@ from tests.support.formats.zip.archives import Entry, archive
 from tests.support.read.stores import WatchedStore, settle, watch_searches
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
-_CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
+_CHUNKS = {key: zarr.zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
 
@@ -64,7 +64,7 @@ async def test_route_outlasts_replaced_shards() -> None:
 async def test_an_outer_container_keeps_its_own_keys() -> None:
     """A volume's chunk is found in the volume, though a route leads to an array in its folder."""
     store = MemoryStore()
-    chunks = {key: precomputed.chunk_bytes(number) for key, number in precomputed.IDS.items()}
+    chunks = {key: zarr.chunk_bytes(number) for key, number in precomputed.IDS.items()}
     _place(store, "", precomputed.build(chunks))
     info = json.loads(precomputed.build(chunks)["info"])
     info["scales"].append({**info["scales"][0], "key": "other/c"})

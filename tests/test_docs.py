@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from shardgate.cli import app
 from shardgate.configuration import load
-from shardgate.http.problems import STATUS
+from shardgate.server.problems import STATUS
 from shardgate.model import ObjectRef
 from shardgate.settings import TABLES, Settings
 from shardgate.storage.memory import MemoryStore

@@ -351,7 +351,7 @@ def test_misplaced_token_is_not_logged(tmp_path: Path, level: str, log_format: s
 def test_extras_are_not_imported_by_default() -> None:
     """Making the service imports neither OpenTelemetry's SDK nor the viewer's package."""
     code = (
-        "import sys; from shardgate import Settings; from shardgate.server import make_app; "
+        "import sys; from shardgate import Settings; from shardgate.processes import make_app; "
         "make_app(Settings()); "
         "sys.exit(any(name in sys.modules for name in "
         "('opentelemetry.sdk', 'opentelemetry.exporter', 'neuroglancer', 'tornado', "

@@ -103,7 +103,7 @@ def serve(
     with _importing():
         import asyncio
 
-        from shardgate import server
+        from shardgate import processes
         from shardgate.configuration import RootOptions, load_settings
         from shardgate.datasets import check_reachable, make_folders
 
@@ -122,7 +122,7 @@ def serve(
         for name, dataset in settings.datasets.items():
             typer.echo(f"{base}/{name}/  serves  {dataset.url}")
 
-    server.run(settings, announce)
+    processes.run(settings, announce)
 
 
 @app.command()
@@ -138,13 +138,13 @@ def demo(
     """Write small example datasets to a folder, serve them, and print what to open."""
     with _importing():
         from shardgate import demo as examples
-        from shardgate import server
+        from shardgate import processes
         from shardgate.configuration import RootOptions, load_settings
 
     written = examples.write(folder)
     roots = [f"{name}={path}" for name, path in written.items()]
     settings = load_settings(roots, {"host": host, "port": port}, RootOptions())
-    server.run(settings, lambda base: typer.echo(examples.guide(base)))
+    processes.run(settings, lambda base: typer.echo(examples.guide(base)))
 
 
 @app.command()

@@ -22,8 +22,8 @@ from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zip.layout import Zip
-from shardgate.http.auth.access import ServedDataset
-from shardgate.http.auth.tokens import read_grant
+from shardgate.auth.access import ServedDataset
+from shardgate.auth.tokens import read_grant
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import CheckAbsence, Containers

@@ -1,4 +1,4 @@
-"""Errors, by the party that can act on them; `shardgate.http.problems` gives each leaf a status.
+"""Errors, by the party that can act on them; `shardgate.server.problems` gives each leaf a status.
 
 These have others below them:
 

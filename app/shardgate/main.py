@@ -15,35 +15,35 @@ from fastapi import APIRouter, FastAPI
 
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
-from shardgate.http.api.api import build_api
-from shardgate.http.api.pictures import build_pictures
-from shardgate.http.api.repositories import build_repository_changes
-from shardgate.http.api.sessions import build_commits, build_sessions
-from shardgate.http.asgi import AsgiApp
-from shardgate.http.auth.access import Datasets, ServedDataset
-from shardgate.http.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
-from shardgate.http.auth.login import build_login
-from shardgate.http.auth.login_sessions import LoginTokens, caller_of_page
-from shardgate.http.auth.oidc import Issuers
-from shardgate.http.auth.oidc_client import OidcClient
-from shardgate.http.auth.sigv4 import Signatures
-from shardgate.http.auth.token_page import build_token_page
-from shardgate.http.auth.token_records import TokenRecords
-from shardgate.http.auth.tokens import TokenMint, build_tokens
-from shardgate.http.body import RequestBodyReader
-from shardgate.http.gateway import ConcurrencyLimiter, Gateway
-from shardgate.http.instrumentation import InstrumentedApp
-from shardgate.http.pages.dataset_page import DatasetPages
-from shardgate.http.pages.error_page import ErrorPages
-from shardgate.http.pages.previews import Previews, worker_command
-from shardgate.http.pages.start_page import OverviewCache, StartPage
-from shardgate.http.pages.viewer import ViewerLinks
-from shardgate.http.read import DataPlane
-from shardgate.http.request import PathPrefix
-from shardgate.http.responses import Cors
-from shardgate.http.s3 import multipart
-from shardgate.http.shard_affinity import ShardAffinity
-from shardgate.http.write import WritePlane
+from shardgate.api.api import build_api
+from shardgate.web.pictures import build_pictures
+from shardgate.api.repositories import build_repository_changes
+from shardgate.api.sessions import build_commits, build_sessions
+from shardgate.server.asgi import AsgiApp
+from shardgate.auth.access import Datasets, ServedDataset
+from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
+from shardgate.web.login import build_login
+from shardgate.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.auth.oidc import Issuers
+from shardgate.auth.oidc_client import OidcClient
+from shardgate.auth.sigv4 import Signatures
+from shardgate.web.token_page import build_token_page
+from shardgate.auth.token_records import TokenRecords
+from shardgate.auth.tokens import TokenMint, build_tokens
+from shardgate.server.body import RequestBodyReader
+from shardgate.gateway.gateway import ConcurrencyLimiter, Gateway
+from shardgate.server.instrumentation import InstrumentedApp
+from shardgate.web.dataset_page import DatasetPages
+from shardgate.web.error_page import ErrorPages
+from shardgate.web.previews import Previews, worker_command
+from shardgate.web.start_page import OverviewCache, StartPage
+from shardgate.web.viewer import ViewerLinks
+from shardgate.gateway.read import DataPlane
+from shardgate.server.request import PathPrefix
+from shardgate.server.responses import Cors
+from shardgate.gateway.s3 import multipart
+from shardgate.gateway.shard_affinity import ShardAffinity
+from shardgate.gateway.write import WritePlane
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.trains import Committer

@@ -23,8 +23,8 @@ import httpx
 from pydantic import ValidationError
 
 from shardgate.errors import ConfigurationError, ForbiddenError
-from shardgate.http.auth.oidc import checked_environment
-from shardgate.http.auth.oidc_client import DeviceAuthorization, challenge_of
+from shardgate.auth.oidc import checked_environment
+from shardgate.auth.oidc_client import DeviceAuthorization, challenge_of
 from shardgate.settings import issuer_url
 
 _WAIT_S: Final = 600.0

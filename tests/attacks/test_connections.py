@@ -15,7 +15,7 @@ import httpx
 import icechunk
 import pytest
 
-from shardgate.http.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
+from shardgate.server.protocol import HEAD_NBYTES, MAX_HEADERS, MAX_PIPELINED
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from tests.support.attacks.raw import LONGEST_S, connect, exchange, flood, heard, statuses
 from tests.support.gateways import Gateway, forked, of_dataset
@@ -184,7 +184,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         datasets={"any": DatasetSettings(url=folder.as_uri(), writable=True)},
     )
     with pytest.MonkeyPatch.context() as patch, serving(settings) as served:
-        patch.setattr("shardgate.http.protocol.HEAD_S", SOON_S)
+        patch.setattr("shardgate.server.protocol.HEAD_S", SOON_S)
         yield served
 
 
@@ -278,7 +278,7 @@ def test_head_on_a_kept_connection_has_its_own_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An incomplete head gets 408 after its own timeout, not after the one of idle connections."""
-    monkeypatch.setattr("shardgate.http.protocol.HEAD_S", SOON_S / 3)
+    monkeypatch.setattr("shardgate.server.protocol.HEAD_S", SOON_S / 3)
     settings = Settings(
         server=ServerSettings(keep_alive_s=60), datasets={"any": DatasetSettings(url=str(tmp_path))}
     )

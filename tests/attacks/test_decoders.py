@@ -45,11 +45,11 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
 from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
 from shardgate.formats.zip.layout import decode_local_header
-from shardgate.http.api.commit_body import parse_commit, parse_commit_lines
-from shardgate.http.auth.oidc import decode_jwks
-from shardgate.http.body import decode_aws_chunked
-from shardgate.http.s3.dialect import parse_deletion
-from shardgate.http.s3.multipart import parse_parts
+from shardgate.api.commit_body import parse_commit, parse_commit_lines
+from shardgate.auth.oidc import decode_jwks
+from shardgate.server.body import decode_aws_chunked
+from shardgate.gateway.s3.dialect import parse_deletion
+from shardgate.gateway.s3.multipart import parse_parts
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
     SessionDocument,

@@ -15,7 +15,7 @@ import uvicorn
 import uvloop
 
 from shardgate.configuration import load
-from shardgate.server import configure, make_app
+from shardgate.processes import configure, make_app
 
 from .client import connected
 

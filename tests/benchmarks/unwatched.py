@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardgate import server
+from shardgate import processes
 from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings
@@ -12,7 +12,7 @@ def _make_app(settings: Settings) -> Any:
     app = create_app(settings)
     gateway = app.app.app
     app.answer, app.refuse = gateway.answer, gateway.refuse
-    return server.tune_memory(app)
+    return processes.tune_memory(app)
 
 
 def serve() -> None:

@@ -19,7 +19,7 @@ import trustme
 import zarr
 
 from shardgate.configuration import load
-from shardgate.server import STOP_S
+from shardgate.processes import STOP_S
 from tests.support.deploy.balancer import Balancer, command
 from tests.support.deploy.naming import Names, naming
 from tests.support.deploy.programs import (

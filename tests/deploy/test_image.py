@@ -163,7 +163,7 @@ class Builder:
 
 IMPORTED: Final = """
 import os, sys
-import shardgate.__main__, shardgate.cli, shardgate.server
+import shardgate.__main__, shardgate.cli, shardgate.processes
 import uvicorn.lifespan.on, uvicorn.loops.uvloop
 files = [getattr(each, "__cached__", None) for each in list(sys.modules.values())]
 sys.exit(any(file and not os.path.exists(file) for file in files))

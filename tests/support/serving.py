@@ -11,9 +11,9 @@ from typing import Any, Final
 import httpx
 import uvicorn
 
-from shardgate.http.asgi import AsgiApp
+from shardgate.server.asgi import AsgiApp
 from shardgate.main import create_app
-from shardgate.server import configure
+from shardgate.processes import configure
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
 from tests.support.processes import wait_until

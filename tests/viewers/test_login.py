@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, Vie
 from pydantic import SecretStr
 from zarr.storage import LocalStore
 
-from shardgate.http.auth.access import Datasets
-from shardgate.http.auth.login_sessions import VIEWER, LoginTokens
-from shardgate.http.auth.token_records import TokenRecords
+from shardgate.auth.access import Datasets
+from shardgate.auth.login_sessions import VIEWER, LoginTokens
+from shardgate.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.settings import (
     DatasetSettings,

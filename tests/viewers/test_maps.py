@@ -17,7 +17,7 @@ from zarr.storage import LocalStore
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.clients.reading import JS
 from tests.support.clients.writing import consolidate
-from tests.support.http.auth.people import TOKENS, caller
+from tests.support.auth.people import TOKENS, caller
 from tests.support.lacking import lack
 from tests.support.serving import serving
 from tests.support.viewers.viewing import Asked, listen, paging

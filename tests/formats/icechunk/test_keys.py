@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, spell_ref, split_ref
-from shardgate.http.request import split_target
+from shardgate.server.request import split_target
 from shardgate.model import VirtualKey, escape_ref
 
 FIRST = "1CECHNKREP0F1RSTCMT0"

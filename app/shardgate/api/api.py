@@ -1,0 +1,292 @@
+"""``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from shardgate.concurrency import bounded_gather
+from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
+from shardgate.formats.surveying import Description
+from shardgate.api.openapi import DEFAULT, AsciiJson
+from shardgate.api.repositories import build_repositories
+from shardgate.auth.access import Datasets, ServedDataset, may_write
+from shardgate.web.start_page import StartPage
+from shardgate.web.viewer import add_viewer
+from shardgate.server.problems import extension_members, status_of
+from shardgate.server.responses import ALLOW, Responder, csp_digest
+from shardgate.observability.logging import log_failure
+from shardgate.observability.metrics import MEDIA_TYPE, Metrics
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.survey.inspect import DamageReport, inspect_page
+
+_AT_ONCE: Final = 64
+"""Datasets that are looked at concurrently."""
+_LOOK_S: Final = 1.0
+"""Longest look at all datasets, for a list of them."""
+_ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
+
+- `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
+is `writable`.
+- `DELETE /{dataset}?prefix=a/` deletes all keys below a prefix.
+- `GET /{dataset}?list-type=2` lists keys; for clients of S3 a dataset is a bucket.
+- `PUT /{dataset}/@session.{session_id}/{key}` writes into a session of an Icechunk repository, \
+which is begun and committed below.
+"""
+
+
+class DatasetSummary(BaseModel, use_attribute_docstrings=True):
+    """A dataset that is served."""
+
+    name: str
+    path: str
+    """Path that its keys begin with."""
+    format: str
+    """Container format, or `auto`."""
+    writable: bool = False
+    """Whether the caller may write below that path."""
+
+
+class DatasetList(BaseModel):
+    """All datasets."""
+
+    datasets: list[DatasetSummary]
+
+
+class DatasetDescription(DatasetSummary):
+    """A dataset, its arrays, and other sharded collections."""
+
+    arrays: list[Description]
+    damaged: list[DamageReport]
+    is_all: bool
+    """Whether no others follow; if not, and without `next`, a look at the dataset takes too long to
+    find them.
+    """
+    next: str | None = None
+    """Path to continue after, where there are more arrays."""
+    reason: str = ""
+    """Why the look ended before `limit`, and what is left out, as its names are no keys."""
+
+
+class Readiness(BaseModel):
+    """State of each dataset's root: `ok`, or why it cannot be reached."""
+
+    datasets: dict[str, str]
+
+
+def build_api(
+    datasets: Datasets,
+    resolver: Resolver,
+    metrics: Metrics,
+    routers: Sequence[APIRouter] = (),
+    *,
+    start_page: StartPage,
+) -> FastAPI:
+    """Build the FastAPI application, with the routes of *routers*, which write."""
+    app = FastAPI(
+        title="Shardgate",
+        description=_ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to http:// behind TLS, and lose a token in the path
+        default_response_class=AsciiJson,
+        responses=dict(DEFAULT),
+    )
+    for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, _respond_to_error)
+    _add_datasets(app, datasets, resolver, start_page)
+    _add_health(app, datasets, resolver, metrics)
+    _add_docs(app)
+    add_viewer(app)
+    for router in (build_repositories(datasets, resolver), *routers):
+        app.router.routes.extend(router.routes)
+    return app
+
+
+def _add_datasets(
+    app: FastAPI, datasets: Datasets, resolver: Resolver, start_page: StartPage
+) -> None:
+    """Add ``/`` and ``/api/datasets``."""
+
+    @app.get("/", include_in_schema=False)
+    async def start(request: Request) -> Response:
+        if request.scope["responder"].request.accepts_html:
+            return await start_page(request)
+        found = await _summaries(datasets, resolver, request)
+        body = DatasetList(datasets=found).model_dump_json()
+        return Response(body, media_type="application/json")
+
+    @app.get("/api/datasets")
+    async def list_datasets(request: Request) -> DatasetList:
+        """List the datasets that the caller may read."""
+        return DatasetList(datasets=await _summaries(datasets, resolver, request))
+
+    @app.get("/api/datasets/{dataset}")
+    async def describe_dataset(
+        request: Request,
+        dataset: str,
+        after: str = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> DatasetDescription:
+        """Describe the arrays and other collections of a dataset, as stored and as served."""
+        named = datasets.find(dataset, request.scope["caller"])
+        page = await inspect_page(resolver.root(named), after=after, limit=limit)
+        summary = _summary(named, request, is_read_only=await resolver.is_read_only(named))
+        return DatasetDescription(
+            **summary.model_dump(),
+            arrays=[report for report in page.reports if isinstance(report, Description)],
+            damaged=[report for report in page.reports if isinstance(report, DamageReport)],
+            is_all=page.is_all,
+            next=page.reports[-1].path if page.reports and not page.is_all else None,
+            reason=page.reason,
+        )
+
+
+def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
+    """Add ``/healthz``, ``/readyz`` and ``/metrics``."""
+
+    @app.get("/healthz")
+    async def is_alive() -> dict[str, str]:
+        """Answer while the process runs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"model": Readiness}})
+    async def is_ready(request: Request, response: Response) -> Readiness:
+        """Check that the root of every dataset can be reached; 503 if not.
+
+        States are listed of the datasets that the caller may read.
+        """
+        states = {each.name: await _check_reachable(resolver, each) for each in datasets}
+        if any(state != "ok" for state in states.values()):
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
+        return Readiness(datasets={name: states[name] for name in visible})
+
+    @app.get("/metrics")
+    async def expose_metrics(request: Request) -> Response:
+        """Return the metrics of this process for Prometheus."""
+        datasets.demand_watching(request.scope["caller"])
+        return Response(metrics.exposition(), media_type=MEDIA_TYPE)
+
+
+def _add_docs(app: FastAPI) -> None:
+    """Serve Swagger UI at ``/docs``, with its files, which no other server has to provide."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_docs() -> HTMLResponse:
+        page = get_swagger_ui_html(
+            openapi_url="./openapi.json",
+            title=app.title,
+            swagger_js_url="./docs/swagger-ui-bundle.js",
+            swagger_css_url="./docs/swagger-ui.css",
+            swagger_favicon_url="data:,",
+        )
+        script = bytes(page.body).decode().partition("<script>")[2].partition("</script>")[0]
+        page.headers["content-security-policy"] = (
+            f"default-src 'none'; script-src 'self' '{csp_digest(script)}'; connect-src 'self'; "
+            "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        )
+        return page
+
+    app.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
+
+
+async def _summaries(
+    datasets: Datasets, resolver: Resolver, request: Request
+) -> list[DatasetSummary]:
+    caller = request.scope["caller"]
+    readable = datasets.readable_by(caller)
+    read_only: set[str] = set()
+
+    async def look(dataset: ServedDataset) -> None:
+        if await resolver.is_read_only(dataset):
+            read_only.add(dataset.name)
+
+    with suppress(TimeoutError):  # the others count as writable
+        async with asyncio.timeout(_LOOK_S):
+            allowed = [each for each in readable if may_write(caller, each)]
+            await bounded_gather(look, allowed, limit=_AT_ONCE)
+    return [_summary(each, request, is_read_only=each.name in read_only) for each in readable]
+
+
+def _summary(dataset: ServedDataset, request: Request, *, is_read_only: bool) -> DatasetSummary:
+    """Describe *dataset* for the caller, whose path keeps the token of the request."""
+    token, root_path = request.scope["token"], quote(request.scope["root_path"])
+    return DatasetSummary(
+        name=dataset.name,
+        path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
+        format=dataset.format,
+        writable=may_write(request.scope["caller"], dataset) and not is_read_only,
+    )
+
+
+async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
+    try:
+        await resolver.check_reachable(dataset)
+    except StorageError as error:
+        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
+        return str(error)
+    return "ok"
+
+
+async def _error_response(
+    request: Request,
+    status: HTTPStatus,
+    detail: str,
+    extra: Mapping[str, str] | None = None,
+    members: Mapping[str, object] | None = None,
+) -> Response:
+    responder: Responder = request.scope["responder"]
+    headers, body = await responder.explain(responder.request, status, detail, members or {})
+    return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
+
+
+def _methods_of(request: Request) -> str:
+    """Return the methods of all routes of the path, for ``Allow``."""
+    methods = {"OPTIONS"}
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods.update(getattr(route, "methods", ()))
+    if methods == {"OPTIONS"}:  # the path is below that of mounted files
+        methods.add("GET")
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+
+
+async def _respond_to_error(request: Request, error: Exception) -> Response:
+    match error:
+        case ShardgateError():
+            status = status_of(error)
+            log_failure(status, error)
+            extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
+            if isinstance(error, TooManyRequestsError):
+                extra = {"retry-after": str(error.wait_s)}
+            members = extension_members(error)
+            return await _error_response(request, status, str(error), extra, members)
+        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
+            extra = {"Allow": _methods_of(request)}
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+            return await _error_response(request, status, error.detail, extra)
+        case HTTPException():
+            status = HTTPStatus(error.status_code)
+            return await _error_response(request, status, error.detail, error.headers)
+        case RequestValidationError():
+            first: dict[str, Any] = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            detail = f"{where}: {first['msg']}"
+            return await _error_response(request, HTTPStatus.BAD_REQUEST, detail)
+        case _:
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return await _error_response(request, status, "a fault of this service")

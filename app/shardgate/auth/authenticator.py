@@ -1,0 +1,238 @@
+"""Authentication of requests: bearer tokens in headers and paths, and signatures of S3."""
+
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from math import inf
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from shardgate.errors import MisdirectedError, UnauthenticatedError
+from shardgate.auth.access import (
+    NOBODY,
+    Caller,
+    Datasets,
+    Identity,
+    ServedDataset,
+    configured_caller,
+    demand_writing,
+    may_read,
+)
+from shardgate.auth.sigv4 import Signatures
+from shardgate.server.request import Request, token_in
+from shardgate.observability.metrics import note_caller
+from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
+
+_READS: Final = ("GET", "HEAD")
+_RESERVED: Final = RESERVED | {""}
+_CACHED_CALLERS: Final = 4096
+_CACHED_S: Final = 1.0
+_BEARER: Final = b"bearer "
+_CACHED_TOKENS: Final = 4096
+_LONGEST_CACHED: Final = 4096
+"""Longest spelling of a token that is cached: percent-encoding spells one token in many ways."""
+_LONGEST_NBYTES: Final = 16 * 1024
+"""Longest token; headers are not longer."""
+_HOST: Final = re.compile(r"(?:\[(.+)\]|([^:]+?)\.?)(?::[0-9]*)?")
+_HOST_NBYTES: Final = 300
+"""Longest ``Host`` that is parsed and cached."""
+_ADDRESS: Final = ""
+"""Stands for all IP addresses in `Hosts`."""
+
+
+class Hosts:
+    """Names that the service answers to, against DNS rebinding.
+
+    A page whose host name is changed to this address shares the origin of the service under that
+    name. IP addresses cannot be rebound.
+    """
+
+    def __init__(self, host: str, names: Sequence[str]) -> None:
+        """Answer to *names*, or to all with ``*``, and to *host*, which is listened on."""
+        self._any = "*" in names
+        self._names = frozenset({_ADDRESS, "localhost", host.lower(), *names})
+
+    def admits(self, host: bytes) -> bool:
+        """Return whether the header *host* is a name of the service, with any port."""
+        return self._any or _hostname(host[:_HOST_NBYTES]) in self._names
+
+
+@lru_cache(maxsize=1024)
+def _hostname(host: bytes) -> str | None:
+    found = _HOST.fullmatch(host.decode("latin-1").lower())
+    if found is None:
+        return None
+    address, name = found.groups()
+    try:
+        ip_address(address or name)
+    except ValueError:
+        return name
+    return _ADDRESS
+
+
+type SentToken = bytes | str
+"""A token as it was sent: the value of ``Authorization``, or as text the segment of a path."""
+
+type Identify = Callable[[str], Awaitable[Identity | None]]
+"""Identifies a token; `None` for other kinds. Raises: `UnauthenticatedError` if invalid."""
+
+
+class BearerTokens:
+    """Identifies bearer tokens (RFC 6750) by configured digests, then by *others*.
+
+    Digests are compared in constant time. Results are cached by the bytes that were sent; the
+    keyed hash of the look-up does not leak them.
+    """
+
+    def __init__(self, callers: Mapping[str, CallerSettings], others: Sequence[Identify]) -> None:
+        self._others = others
+        self._digests = [
+            (bytes.fromhex(digest), Identity(configured_caller(name), inf))
+            for name, caller in callers.items()
+            for digest in caller.token_sha256
+        ]
+        self._cached: dict[SentToken, Identity] = {}
+
+    def cached(self, sent: SentToken) -> Identity | None:
+        """Return the identity of the token *sent*, if it is cached and valid."""
+        known = self._cached.get(sent)
+        return known if known is not None and known.until_s > time.time() else None
+
+    def forget(self) -> None:
+        """Identify each token anew."""
+        self._cached.clear()
+
+    async def identify(self, sent: SentToken) -> Caller:
+        """Return the caller. Raises: `UnauthenticatedError`, `IssuerUnavailableError`."""
+        if (cached := self.cached(sent)) is not None:
+            return cached.caller
+        token = unquote_to_bytes(sent) if isinstance(sent, str) else sent[len(_BEARER) :].strip()
+        known = self._configured(token) or await self._ask_others(token)
+        if known is None:
+            raise UnauthenticatedError("the token is not known to this service")
+        if len(sent) <= _LONGEST_CACHED:
+            if len(self._cached) >= _CACHED_TOKENS:
+                del self._cached[next(iter(self._cached))]
+            self._cached[sent] = known
+        return known.caller
+
+    def _configured(self, token: bytes) -> Identity | None:
+        found, digest = None, hashlib.sha256(token).digest()
+        for each, known in self._digests:
+            if hmac.compare_digest(each, digest):
+                found = known
+        return found
+
+    async def _ask_others(self, token: bytes) -> Identity | None:
+        if len(token) > _LONGEST_NBYTES or not token.isascii():
+            return None
+        for identify in self._others:
+            if (known := await identify(token.decode("ascii"))) is not None:
+                return known
+        return None
+
+
+class Authenticator:
+    """Identifies callers, except of public data: S3 clients always send credentials."""
+
+    def __init__(
+        self,
+        datasets: Datasets,
+        tokens: BearerTokens,
+        signatures: Signatures,
+        hosts: Hosts,
+        find_session: Callable[[Request], Awaitable[Caller | None]] | None = None,
+    ) -> None:
+        """*find_session* returns the caller of a cookie, for requests without other credentials."""
+        self._find_session = find_session
+        self._hosts = hosts
+        self._datasets = datasets
+        self._tokens = tokens
+        self._signatures = signatures
+        self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
+        """Readers with the end of validity, by dataset, credentials and whether in the path."""
+
+    def forget(self) -> None:
+        """Identify each caller anew, as a token has ended."""
+        self._tokens.forget()
+        self._readers.clear()
+
+    def cached_reader(self, request: Request, dataset: ServedDataset | None) -> Caller | None:
+        """Return the cached caller with the right to read *dataset*; see `DataPlane.answer`.
+
+        The dataset is private or does not exist.
+        """
+        segment, now = request.segment, time.monotonic()
+        sent = segment or request.headers.get(b"authorization", b"")
+        key = "" if dataset is None else dataset.name, sent, segment is not None
+        caller, until = self._readers.get(key, (None, -inf))
+        if until <= now:
+            known = self._tokens.cached(sent if segment is None else token_in(segment))
+            if known is None or not may_read(known.caller, dataset):
+                return None
+            if len(self._readers) >= _CACHED_CALLERS:
+                self._readers.clear()
+            caller = known.caller
+            self._readers[key] = caller, now + min(known.until_s - time.time(), _CACHED_S)
+        return caller if self._hosts.admits(request.headers.get(b"host", b"")) else None
+
+    def demand_host(self, request: Request) -> None:
+        """Check the host, except of reads of public data. Raises: `MisdirectedError`.
+
+        Beside private datasets, an unknown one counts as private.
+        """
+        if request.method in _READS and request.name not in SIGN_IN:
+            dataset = self._datasets.get(request.dataset)
+            if dataset is None:
+                is_public = request.dataset in _RESERVED or self._datasets.is_all_public
+            else:
+                is_public = dataset.is_public
+            if is_public:
+                return
+        host = request.headers.get(b"host", b"")
+        if not self._hosts.admits(host):
+            raise MisdirectedError(f"server.hosts does not name {host.decode('latin-1')[:255]!r}")
+
+    async def caller(self, request: Request) -> Caller:
+        """Return the caller of a request.
+
+        Raises: `UnauthenticatedError`, `SignatureError`, `IssuerUnavailableError`.
+        """
+        if request.caller is None:
+            is_same = self._datasets.is_all_public
+            request.caller = NOBODY if is_same else await self._identify(request)
+        note_caller(request.caller.name)
+        return request.caller
+
+    async def enter(self, request: Request, name: str) -> ServedDataset:
+        """Return a dataset the caller may read. Raises: `UnknownDatasetError`, see `caller`."""
+        dataset = self._datasets.get(name)
+        if dataset is not None and dataset.is_public:
+            return dataset
+        return self._datasets.find(name, await self.caller(request))
+
+    async def demand_writing(self, request: Request, dataset: ServedDataset) -> None:
+        """Check that the caller may write. Raises: `ForbiddenError`, see `caller`."""
+        if PUBLIC not in dataset.writers:
+            demand_writing(await self.caller(request), dataset)
+
+    async def _identify(self, request: Request) -> Caller:
+        if (token := request.token) is not None:
+            return await self._tokens.identify(token)
+        authorization = request.headers.get(b"authorization", b"")
+        if authorization[: len(_BEARER)].lower() == _BEARER:
+            return await self._tokens.identify(authorization)
+        path, *others = request.client_paths
+        signed = self._signatures.check(request.method, path, request.query, request.fields, others)
+        if signed is not None:
+            if request.body is not None:
+                request.body.signatures = signed.frames
+            return signed.caller
+        if authorization:
+            raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
+        found = None if self._find_session is None else await self._find_session(request)
+        return found or NOBODY

@@ -1,0 +1,172 @@
+"""Sessions of people who have signed in: tokens and cookies with the rules that these fulfil.
+
+A cookie opens pages of this service and what they read from the API. It opens neither data nor
+writes, because browsers send it with requests of other sites as well.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from starlette.requests import cookie_parser
+
+from shardgate.errors import ForbiddenError, TokenRecordsError
+from shardgate.auth.access import Caller, Datasets, Identity
+from shardgate.auth.token_records import TokenRecords
+from shardgate.auth.tokens import TokenSigner, reader
+from shardgate.web.viewer import Address, address_of
+from shardgate.server.request import Request as GatewayRequest
+from shardgate.settings import RESERVED, Settings
+
+VIEWER: Final = "shardgate-viewer"
+SESSION: Final = "shardgate-session"
+NAVIGATION: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
+"""Headers of requests that fill a window, in browsers that send them."""
+_OWN_SITES: Final = ("same-origin", "none")
+
+
+class BrowserSession(NamedTuple):
+    """Session of a person in one browser."""
+
+    session_id: str
+    caller: Caller
+
+
+class LoginTokens(TokenSigner):
+    """Signs tokens and cookies of people who have signed in, and verifies them.
+
+    A token names the rules of datasets that its bearer fulfils, and lets read what the current
+    settings allow by them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        datasets: Datasets,
+        records: TokenRecords,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        login, shared = settings.login, settings.tokens
+        audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
+        super().__init__(shared.secret, records, now, audience)
+        self.lifetime_s = min(login.lifetime_s, shared.longest_s)
+        self._private = [dataset for dataset in datasets if not dataset.is_public]
+
+    def rights_of(
+        self, caller: Caller, session: BrowserSession | None = None
+    ) -> Mapping[str, Any] | None:
+        """Return claims of what *caller* may read in *session*, or else a new one; `None` if that
+        is public only.
+        """
+        known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
+        if not (rules := sorted(known & caller.grants)):
+            return None
+        session_id = secrets.token_urlsafe(16) if session is None else session.session_id
+        return {"sub": caller.name, "rules": rules, "sid": session_id}
+
+    async def identify(self, token: str) -> Identity | None:
+        """Return the bearer of a *token* for viewers or commands; see `identify_reader`."""
+        return await self.identify_reader(VIEWER, token, self._readable_names)
+
+    async def session(self, cookie: str) -> BrowserSession | None:
+        """Return the session of a *cookie*; `None` if it has ended. Raises: `TokenRecordsError`."""
+        if (claims := await self.verify(SESSION, cookie)) is None:
+            return None
+        return BrowserSession(claims["sid"], reader(claims["sub"], self._readable_names(claims)))
+
+    async def session_of(self, request: Request) -> BrowserSession | None:
+        """Return the session of the browser that sent *request*; see `session`."""
+        return await self.session(cookie_of(request, SESSION))
+
+    async def end(self, session: BrowserSession) -> None:
+        """Refuse tokens and cookies of *session* from now on. Raises: `TokenRecordsError`."""
+        await self._records.end(session.session_id, self._now() + self.lifetime_s)
+
+    def _readable_names(self, claims: Mapping[str, Any]) -> Sequence[str]:
+        rules = frozenset(claims["rules"])
+        return [each.name for each in self._private if not each.readers.isdisjoint(rules)]
+
+
+def _cookie_name(kind: str, address: Address) -> str:
+    """Return a name that over https no other host and no plain http can set.
+
+    It has the port and the path of the service: browsers send cookies to all of a host.
+    """
+    prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
+    port = address.origin.rpartition(":")[2]
+    path = address.root_path.replace("/", "!")  # which no path has
+    return f"{prefix}{kind}-{port if port.isdecimal() else default}{path}"
+
+
+def cookie_of(request: Request, kind: str) -> str:
+    """Return the cookie *kind* of *request*; empty for none."""
+    return request.cookies.get(_cookie_name(kind, address_of(request)), "")
+
+
+def kinds_of(request: Request, kind: str) -> Sequence[str]:
+    """Return the kinds of cookies of *request* that begin with *kind* and a hyphen, the oldest
+    first (RFC 6265 §5.4).
+    """
+    # A service below another path has further characters between its kind and the end.
+    pattern = re.escape(_cookie_name("*", address_of(request))).replace(r"\*", f"({kind}-[^!]+)")
+    found = (re.fullmatch(pattern, name) for name in request.cookies)
+    return [each[1] for each in found if each is not None]
+
+
+def set_cookie(
+    response: Response, address: Address, kind: str, value: str, lifetime_s: int
+) -> None:
+    """Set the cookie *kind* for HTTP and requests of this site only; 0 s removes it."""
+    response.set_cookie(
+        _cookie_name(kind, address),
+        value,
+        max_age=lifetime_s,
+        path="/",
+        secure=address.is_secure,
+        httponly=True,
+        samesite="lax",
+    )
+
+
+async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | None:
+    """Return the caller of the session cookie, if *request* is for a page or reads the API for one,
+    and it is known that the session has not ended.
+    """
+    headers = request.headers
+    is_navigation = all(headers.get(name.encode()) == mode.encode() for name, mode in NAVIGATION)
+    is_own = headers.get(b"sec-fetch-site", b"none").decode("latin-1") in _OWN_SITES
+    if not is_page(request) or not (is_own or is_navigation):
+        return None
+    host = headers.get(b"host", b"").decode("latin-1")
+    cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
+    # The scheme may be unknown behind a proxy; only over https can the first name be set.
+    path = quote(request.root_path)
+    addresses = [Address.of(host, scheme, path, None) for scheme in ("https", "http")]
+    named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
+    sent = next((cookie for cookie in named if cookie is not None), "")
+    try:
+        session = await tokens.session(sent)
+    except TokenRecordsError:
+        return None
+    return None if session is None else session.caller
+
+
+def is_page(request: GatewayRequest) -> bool:
+    """Return whether *request* is for a page, or reads the API for one."""
+    if request.method not in {"GET", "HEAD"} or request.segment is not None:
+        return False
+    if request.name in RESERVED or request.raw_path in {b"/", b""}:
+        return request.name in {"api", ""}
+    return request.opens_page
+
+
+def demand_own_page(request: Request, action: str) -> None:
+    """Check that no page of another origin sent *request*. Raises: `ForbiddenError`."""
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    is_own = request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+    if not is_own or (origin is not None and origin.partition("://")[2] != host):
+        raise ForbiddenError(f"only pages of this service {action}")

@@ -1,0 +1,1 @@
+"""Virtual keys over HTTP: admission, reads, writes, and the dialect of S3."""

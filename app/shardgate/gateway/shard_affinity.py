@@ -1,0 +1,110 @@
+"""``/_shard/{dataset}/{key}``: keys that belong on one replica, for consistent hashing.
+
+A balancer asks before each request for a chunk; no index is read. It has no credentials: of a
+private dataset only trusted proxies get the name of a shard. Others get a hash of the path at once,
+as they do for a dataset that does not exist.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Final
+
+from shardgate.errors import BadKeyError, ShardgateError
+from shardgate.formats.icechunk.keys import session_prefix
+from shardgate.auth.access import Datasets
+from shardgate.server.request import (
+    Answer,
+    Exchange,
+    Headers,
+    Networks,
+    Request,
+    Response,
+    is_within,
+    split_target,
+    split_token,
+    strip_prefix,
+)
+from shardgate.read.metadata_cache import SizedLRUCache
+from shardgate.read.resolver import Resolver
+from shardgate.settings import first_segment
+
+NAME: Final = "_shard"
+"""First segment of the paths; the name is reserved."""
+PREFIX: Final = b"/_shard/"
+_LONGEST_S: Final = 2.0
+"""Longest look-up; after it the hash of the path has to do, as any replica can answer."""
+_CACHED_NBYTES: Final = 16 * 1024**2
+_CACHED_S: Final = 60.0
+_CACHE_CONTROL: Final = (b"cache-control", b"max-age=%d" % _CACHED_S)
+_OVERHEAD_NBYTES: Final = 512
+
+
+class ShardAffinity:
+    """Answers with an opaque name that is equal for all keys of a shard, or of a session."""
+
+    def __init__(self, datasets: Datasets, resolver: Resolver, proxies: Networks) -> None:
+        self._proxies = proxies
+        self._datasets = datasets
+        self._resolver = resolver
+        self._names: SizedLRUCache[bytes, tuple[bytes, float]]
+        """Names and the times at which they expire, by path."""
+        self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
+
+    def answer(self, request: Request) -> Answer:
+        """Answer a request of any method."""
+        path, root_path = request.raw_path[len(PREFIX) - 1 :], request.root_path
+        if root_path and self._datasets.get(first_segment(root_path)) is None:
+            path = strip_prefix(path, root_path)
+        _, path = split_token(path)
+        headers = _hash_headers(path)
+        if self._may_know(path, request.peer):
+            name, expires_at = self._names.get(path) or (b"", 0.0)
+            if expires_at < time.monotonic():
+                return partial(self._answer_later, path)
+            headers = [(b"x-shard", name), _CACHE_CONTROL]
+        return Response(HTTPStatus.NO_CONTENT, headers)
+
+    def _may_know(self, path: bytes, peer: bytes) -> bool:
+        """Return whether *peer* may know which keys share a shard with that of *path*."""
+        try:
+            dataset = self._datasets.get(split_target(path)[0])
+        except BadKeyError:
+            return True
+        is_public = dataset is not None and dataset.is_public
+        return is_public or is_within(peer.decode(), self._proxies)
+
+    async def _answer_later(self, path: bytes, exchange: Exchange) -> None:
+        headers = _hash_headers(path)[:1]
+        if headers:
+            with suppress(ShardgateError, TimeoutError):
+                async with asyncio.timeout(_LONGEST_S):
+                    name = _hash(await self._name(path))
+                self._names.put(path, (name, time.monotonic() + _CACHED_S))
+                headers = [(b"x-shard", name), _CACHE_CONTROL]
+        await exchange.write(Response(HTTPStatus.NO_CONTENT, headers))
+
+    async def _name(self, path: bytes) -> bytes:
+        """Return the shard or session of *path*, or *path*. Raises: `ShardgateError`."""
+        name, key = split_target(path)
+        dataset = self._datasets.get(name)
+        if dataset is None or key is None:
+            return path
+        if (session := session_prefix(key)) is not None:
+            return f"{name}/{session}".encode()
+        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        shard = await layout.shard(rest, self._resolver.reads())
+        return path if shard is None else shard.encode()
+
+
+def _hash(name: bytes) -> bytes:
+    return blake2b(name, digest_size=8).hexdigest().encode()
+
+
+def _hash_headers(path: bytes) -> Headers:
+    """Return the headers of a key that shares its name with no other; none without a key."""
+    _, _, key = path[1:].partition(b"/")
+    return [(b"x-shard", _hash(path)), _CACHE_CONTROL] if key else []

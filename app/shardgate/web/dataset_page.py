@@ -1,0 +1,239 @@
+"""``GET /{dataset}/…/`` for browsers: groups, arrays, repositories, and the keys in a folder."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import quote
+
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import ShardgateError, UnknownRepositoryError
+from shardgate.formats.listing import Name
+from shardgate.formats.surveying import Description
+from shardgate.auth.access import ServedDataset
+from shardgate.web import snippets
+from shardgate.web.nodes import NodeView, read_node
+from shardgate.web.rendering import PageTemplate, visible
+from shardgate.web.viewer import address_reached_by, viewer_folder
+from shardgate.web.viewer_state import is_viewable
+from shardgate.server.request import Headers, Request, quote_key
+from shardgate.icechunk.repository import Ancestor, open_repository, read_history
+from shardgate.model import VirtualKey
+from shardgate.read.resolver import Resolver
+from shardgate.settings import LoginSettings
+from shardgate.survey.inspect import (
+    LOOK_S,
+    CollectionSummary,
+    FolderOverview,
+    StoredSize,
+    measure,
+    summarize,
+)
+
+_MOST_ROWS: Final = 100
+_MOST_SNAPSHOTS: Final = 20
+MOST_NAMES: Final = 1000
+"""Keys that a page lists."""
+_MOST_LETTERS: Final = 20_000
+"""Letters of the attributes that are shown."""
+_log = logging.getLogger(__name__)
+
+
+_EMPTY: Final = FolderOverview((), (), is_all=True)
+
+
+@dataclass(slots=True)
+class _FolderContents:
+    """Parts of a page that were read in time."""
+
+    node: NodeView | None = None
+    overview: FolderOverview = _EMPTY
+    history: Sequence[Ancestor] = ()
+    stored: StoredSize | None = None
+    reasons: list[str] = field(default_factory=list)
+    """Failures, each of which leaves out a part of the page."""
+
+    async def add(self, part: Awaitable[None], within_s: float | None = LOOK_S) -> None:
+        """Await a part of the page, and note its failure."""
+        try:
+            async with asyncio.timeout(within_s):
+                await part
+        except TimeoutError:
+            self.reasons.append(f"the store took longer than {LOOK_S:g} s")
+        except ShardgateError as error:
+            self.reasons.append(str(error))
+        except Exception:  # noqa: BLE001 - a part must not take the page along
+            _log.exception("a part of a page cannot be read")
+            self.reasons.append("a fault of this service")
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was found."""
+        overview = self.overview
+        return not (self.node or overview.collections or overview.repositories or self.history)
+
+    @property
+    def array(self) -> CollectionSummary | None:
+        """The array that the folder is."""
+        only = self.overview.collections[0] if len(self.overview.collections) == 1 else None
+        return only if only is not None and not only.path and only.found.format else None
+
+
+class DatasetPages:
+    """Shows the folders of datasets."""
+
+    def __init__(self, resolver: Resolver, login: LoginSettings) -> None:
+        self._resolver = resolver
+        self._login = login
+        self._page = PageTemplate("dataset.html")
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of all pages."""
+        return self._page.headers
+
+    async def render(
+        self,
+        request: Request,
+        dataset: ServedDataset,
+        folder: VirtualKey,
+        names: Sequence[Name],
+        failure: str = "",
+    ) -> bytes | None:
+        """Return the page of *folder*, empty or with a final slash, which holds *names* or, because
+        of a *failure*, unknown ones; `None` if nothing is found there.
+
+        *dataset* may be that of a session, whose keys are shorter than that of *request*.
+        """
+        found, has_viewer = await self._look(dataset, folder), viewer_folder() is not None
+        address, key = address_reached_by(request), request.key or ""
+        if folder and not names and found.is_empty:
+            return None
+        url = f"{address.base}/{quote_key(f'{request.name}/{key}')}".rstrip("/")
+        api, path = f"api/datasets/{quote(request.name, safe='')}", quote(key.rstrip("/"), safe="")
+        node, array = found.node, found.array
+        is_shown = key == folder and node is not None and is_viewable(node)
+        is_drawn = is_shown and has_viewer and node is not None and node.axes
+        viewer = address.signing_viewer(dataset, self._login.viewers)
+        is_linked = is_shown and (viewer or address.viewer(is_installed=has_viewer)) is not None
+        return await self._page.render(
+            url=url,
+            up="../" * (key.count("/") + 1),
+            api=api,
+            crumbs=_crumbs(request.name, key),
+            node=node,
+            array=array and array.found,
+            stored=found.stored,
+            rows=[
+                (each, _link_to(each, folder))
+                for each in found.overview.collections
+                if each is not array
+            ],
+            is_all=found.overview.is_all,
+            reasons=dict.fromkeys(filter(None, [*found.reasons, failure])),
+            repositories=found.overview.repositories,
+            history=found.history,
+            is_at_ref=key.rstrip("/").rpartition("/")[2].startswith("@"),
+            attributes=await run_in_thread(_attributes, node),
+            snippets=_snippets(url, found),
+            preview=f"{api}/preview.png?path={path}" if is_drawn else None,
+            viewer=f"{api}/viewer?path={path}" if is_linked else None,
+            names=names[:MOST_NAMES],
+            has_more_names=len(names) > MOST_NAMES,
+        )
+
+    async def _look(self, dataset: ServedDataset, folder: VirtualKey) -> _FolderContents:
+        """Read the parts of a page; one that fails, or takes too long, is left out."""
+        found, resolver = _FolderContents(), self._resolver
+
+        async def node() -> None:
+            if dataset.containers.formats:
+                found.node = await read_node(resolver, dataset, folder.rstrip("/"))
+
+        async def overview() -> None:
+            found.overview = await summarize(resolver, dataset, folder, most=_MOST_ROWS)
+            found.reasons.append(found.overview.reason)
+            await found.add(stored())
+
+        async def stored() -> None:
+            if found.array is not None:
+                found.stored = await measure(resolver.root(dataset), found.array)
+
+        async def history() -> None:
+            found.history = await _read_history(resolver, dataset, folder)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(found.add(node()))
+            group.create_task(found.add(history()))
+            group.create_task(found.add(overview(), within_s=None))
+        return found
+
+
+def _link_to(collection: CollectionSummary, folder: str) -> str:
+    """Return the page of an array, or of the container of another collection, from *folder*."""
+    key = collection.container if collection.node is None else collection.node
+    return f"./{quote_key(f'{key}/'.removeprefix(folder))}" if key else "./"
+
+
+async def _read_history(
+    resolver: Resolver, dataset: ServedDataset, folder: VirtualKey
+) -> Sequence[Ancestor]:
+    """Return the newest snapshots of a repository, or of a ref of it, if *folder* is either."""
+    path, ref = folder.rstrip("/"), ""
+    if path.rpartition("/")[2].startswith("@"):
+        path, _, ref = path.rpartition("/")
+    elif (await resolver.find_container(dataset, folder)).rest:
+        return ()
+    with suppress(UnknownRepositoryError):
+        opened = await open_repository(resolver.root(dataset), path)
+        return (await read_history(opened, ref, None, _MOST_SNAPSHOTS)).items
+    return ()
+
+
+def _crumbs(dataset: str, folder: str) -> list[tuple[str, str]]:
+    """Return names and relative links of the folders above, the start page first."""
+    parts = ["Shardgate", dataset, *folder.split("/")[:-1]]
+    return [(part, "../" * (len(parts) - at) or "./") for at, part in enumerate(parts, start=1)]
+
+
+def _attributes(node: NodeView | None) -> str:
+    """Return the user's attributes of a Zarr node, or the ``info`` of a precomputed one."""
+    if node is None:
+        return ""
+    has_attributes = node.kind in ("array", "group", "image")
+    shown = node.document.get("attributes") if has_attributes else node.document
+    if not shown:
+        return ""
+    text = ""
+    # Indenting all of deeply nested JSON would take a thousand times its bytes, and a call a level.
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown):
+        text += piece
+        if len(text) > _MOST_LETTERS:
+            break
+    lines = text[:_MOST_LETTERS].splitlines() + ["…"] * (len(text) > _MOST_LETTERS)
+    return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
+
+
+def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
+    """Return code that reads the node at *url*, by client."""
+    node, array = found.node, found.array
+    if node is None:
+        return {}
+    code = {}
+    if node.kind == "array":
+        description = Description("", "zarr", "array") if array is None else array.found
+        code = snippets.array_snippets(url, description)
+    elif node.kind in ("group", "image"):
+        members = {
+            each.path: each.found
+            for each in found.overview.collections
+            if each.found.format and each.path and "/" not in each.path
+        }
+        is_consolidated = "consolidated_metadata" in node.document
+        code = snippets.group_snippets(url, members, is_consolidated=is_consolidated)
+    elif node.kind == "volume":
+        code = snippets.volume_snippets(url)
+    return snippets.curl(f"{url}/{node.document_name}") | code

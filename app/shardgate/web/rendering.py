@@ -1,0 +1,86 @@
+"""Templates of pages, their filters and headers."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from shardgate.concurrency import run_in_thread
+from shardgate.server.request import Headers, quote_key, quote_segment
+from shardgate.server.responses import page_headers
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+_ENVIRONMENT: Final = Environment(
+    loader=FileSystemLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TIMES: Final = " \N{MULTIPLICATION SIGN} "
+_MOST_LETTERS: Final = 200
+_MOST_SIZES: Final = 12
+_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+class PageTemplate:
+    """A page with the common style and a script, which are in it."""
+
+    def __init__(self, name: str, script_name: str = "page.js") -> None:
+        self._template = _ENVIRONMENT.get_template(name)
+        style = (_TEMPLATES / "page.css").read_text("utf-8")
+        script = (_TEMPLATES / script_name).read_text("utf-8")
+        self._parts = {"style": style, "script": script}
+        self.headers: Headers = page_headers(style=style, script=script)
+
+    async def render(self, **values: Any) -> bytes:
+        """Return the page with *values*; long lists would hold up the event loop."""
+        text = await run_in_thread(self._template.render, self._parts | values)
+        return text.encode(errors="backslashreplace")
+
+    async def respond(self, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+        """Return the page with *values* as the response of a route."""
+        headers = {name.decode(): value.decode() for name, value in self.headers}
+        return HTMLResponse(await self.render(**values), status, headers)
+
+
+def visible(text: str, most: int = _MOST_LETTERS) -> str:
+    """Shorten *text* and escape unprintable characters, such as marks that reverse a line."""
+    shown = "".join(c if c.isprintable() else _escape(c) for c in text[:most])
+    return shown if len(text) <= most else f"{shown}…"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def format_shape(shape: Sequence[int] | None) -> str:
+    """Format a shape; empty if it is unknown."""
+    if shape is None:
+        return ""
+    sizes = [str(size) for size in shape[:_MOST_SIZES]]
+    return _TIMES.join(sizes + ["…"] * (len(shape) > _MOST_SIZES)) or "scalar"
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Format a number of bytes in the largest unit that it has one of: ``1.5 MiB``."""
+    power = (max(nbytes, 1).bit_length() - 1) // 10
+    if power >= len(_UNITS):
+        return f"over 1,024 {_UNITS[-1]}"
+    if power == 0:
+        return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"
+    return f"{nbytes / 1024**power:,.1f} {_UNITS[power]}"
+
+
+_ENVIRONMENT.filters |= {
+    "visible": visible,
+    "shape": format_shape,
+    "nbytes": format_nbytes,
+    "quote_key": quote_key,
+    "quote_segment": quote_segment,
+    "ref_name": lambda ref: unquote(ref.partition(".")[2]),
+}

@@ -1,0 +1,63 @@
+"""``/login/tokens``: people make links for viewers that cannot sign in, and revoke them."""
+
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import RedirectResponse
+
+from shardgate.errors import UnauthenticatedError
+from shardgate.auth.access import Caller
+from shardgate.auth.login_sessions import LoginTokens, demand_own_page
+from shardgate.auth.tokens import Token, TokenMint, TokenOptions
+from shardgate.server.body import RequestBodyReader
+from shardgate.web.rendering import PageTemplate
+from shardgate.web.viewer import address_of
+
+_PATH: Final = "/login/tokens"
+
+
+def build_token_page(
+    sessions: LoginTokens, tokens: TokenMint, bodies: RequestBodyReader
+) -> APIRouter:
+    """Build the page of the tokens of one person, by the session of the browser."""
+    router = APIRouter(include_in_schema=False, prefix=_PATH)
+    page = PageTemplate("tokens.html")
+
+    @router.get("", response_model=None)
+    async def show(request: Request) -> Response:
+        """Answer with the page, or lead to the sign-in."""
+        if (session := await sessions.session_of(request)) is None:
+            location = f"{address_of(request).root_path}/login?page={_PATH}"
+            return RedirectResponse(location, HTTPStatus.SEE_OTHER)
+        caller = session.caller
+        made = await tokens.records.list(caller.name)
+        readable = tokens.datasets.readable_by(caller)
+        return await page.respond(
+            caller_name=caller.name,
+            names=[dataset.name for dataset in readable if not dataset.is_public],
+            tokens=made.tokens,
+        )
+
+    async def demand_caller(request: Request) -> Caller:
+        """Return the caller who changes something by a page of this service.
+
+        Raises: `ForbiddenError`, `UnauthenticatedError`, `TokenRecordsError`.
+        """
+        demand_own_page(request, "make and revoke tokens")
+        if (session := await sessions.session_of(request)) is None:
+            raise UnauthenticatedError("this browser has no session; sign in first")
+        return session.caller
+
+    @router.post("", status_code=201)
+    async def make(request: Request) -> Token:
+        caller = await demand_caller(request)
+        options = await bodies.read_document(request, TokenOptions)
+        return await tokens.make(caller, options, request.scope["root_path"])
+
+    @router.post("/{token_id}/end", status_code=204)
+    async def end(request: Request, token_id: str) -> None:
+        caller = await demand_caller(request)
+        await tokens.records.revoke(caller.name, token_id)
+
+    return router

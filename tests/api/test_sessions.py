@@ -1,0 +1,380 @@
+"""`shardgate.api.sessions`: sessions on two replicas, and refused requests."""
+
+import json
+import secrets
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import icechunk
+import pytest
+import zarr
+
+from shardgate.settings import DatasetSettings, Settings
+from tests.support.formats.icechunk.building_repo import Repo
+from tests.support.serving import client_of
+from tests.support.sessions import GROUP, Replicas, array_document, listed_keys, replicas
+from tests.support.writable_repositories import Place
+
+ARRAY = json.dumps(array_document((6,), (2,))).encode()
+SESSIONS = "/api/datasets/data/sessions"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Generator[Replicas]:
+    """Serve one repository by two services."""
+    with replicas(Place(tmp_path_factory.mktemp("sessions"))) as pair:
+        yield pair
+
+
+@pytest.fixture
+def session_id(pair: Replicas) -> str:
+    """Begin a session with the array ``a``."""
+    session_id = pair.begin()
+    assert pair.put(session_id, "a/zarr.json", ARRAY).status_code == 200
+    return session_id
+
+
+def tell(pair: Replicas, session_id: str, at: int = 0) -> httpx.Response:
+    """Read the state of a session."""
+    return pair.clients[at].get(f"{SESSIONS}/{session_id}")
+
+
+def test_session_state_is_the_same_on_all_replicas(pair: Replicas, session_id: str) -> None:
+    """Each replica reports a session's branch, parent and state, before and after its commit."""
+    told = tell(pair, session_id, at=1).json()
+    snapshot_id = pair.committed(session_id)
+    after = tell(pair, session_id, at=1).json()
+
+    assert (told["branch"], told["state"], told["snapshot_id"]) == ("main", "open", None)
+    assert told["parent_id"] == pair.history[1]
+    assert (after["state"], after["snapshot_id"]) == ("committed", snapshot_id)
+
+
+def test_a_session_begins_on_a_branch(pair: Replicas) -> None:
+    """A session begins on ``main`` by default, for one day.
+
+    An unknown branch fails with 404, and an unknown member with 400.
+    """
+    client = pair.clients[0]
+    bare = client.build_request("POST", SESSIONS)
+    del bare.headers["content-length"]
+
+    for answer in (client.send(bare), client.post(SESSIONS, json={})):
+        assert (answer.status_code, answer.json()["branch"]) == (201, "main")
+        lasts = datetime.fromisoformat(answer.json()["expires_at"]) - datetime.now(UTC)
+        assert abs(lasts.total_seconds() - 24 * 3600) < 120
+    assert client.post(SESSIONS, json={"branch": "none"}).status_code == 404
+    assert client.post(SESSIONS, json={"branches": "main"}).status_code == 400
+
+
+def test_repository_of_many_virtual_containers_takes_a_commit(tmp_path: Path) -> None:
+    """A repository with 2,000 virtual chunk containers can be committed to.
+
+    One whose configuration exceeds 1 MiB refuses sessions with 424.
+    """
+    store = icechunk.s3_store(region="us-east-1")
+    containers = {
+        url: icechunk.VirtualChunkContainer(url, store)
+        for url in (f"s3://bucket-{number}/prefix/" for number in range(2_000))
+    }
+    config = icechunk.RepositoryConfig(virtual_chunk_containers=containers)
+    storage = icechunk.local_filesystem_storage(str(tmp_path / "repo"))
+    repo = icechunk.Repository.create(storage, config=config)
+    settings = DatasetSettings(url=(tmp_path / "repo").as_uri(), writable=True)
+    with client_of(Settings(datasets={"data": settings})) as client:
+        pair = Replicas((client,), repo)
+        session_id = pair.begin()
+        assert pair.put(session_id, "zarr.json", GROUP).status_code == 200
+        assert pair.committed(session_id) == pair.history[0]
+
+        (tmp_path / "repo/repo").write_bytes(Repo(more={9: bytes(2**20 + 1)}).file())
+        answer = client.post(SESSIONS)
+
+    assert answer.status_code == 424
+    assert "a configuration of more than 1048576 bytes" in answer.json()["detail"]
+
+
+def test_discarded_session_is_not_found(pair: Replicas, session_id: str) -> None:
+    """A discarded session is 404 on every replica, as an unknown one is, and leaves no commit."""
+    pair.get(session_id, "a/zarr.json", at=1)
+    path = f"{SESSIONS}/{session_id}"
+    before = pair.history
+    assert pair.clients[0].delete(path).status_code == 204
+    assert pair.clients[1].delete(path).status_code == 404
+
+    for name in (session_id, "0" * 20, "x", "0" * 21):
+        assert tell(pair, name, at=1).status_code == 404
+        assert pair.get(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.put(name, "a/c/0", b"12", at=1).status_code == 404
+        assert pair.delete(name, "a/zarr.json", at=1).status_code == 404
+        assert pair.commit(name, at=1).status_code == 404
+    assert pair.history == before
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status"),
+    [
+        ("a/c/3", b"12", 400),
+        ("a/c/00", b"12", 400),
+        ("a/c/0/0", b"12", 400),
+        ("a/readme.txt", b"12", 400),
+        ("a/.zattrs", b"{}", 400),
+        ("b/c/0", b"12", 409),
+        ("readme.txt", b"12", 409),
+        ("a/c/0", b"", 400),
+        ("a/b/zarr.json", GROUP, 409),
+        ("b/zarr.json", b"{}", 400),
+        ("b/zarr.json", b'{"zarr_format": 2, "node_type": "group"}', 400),
+        ("b/zarr.json", b'{"zarr_format": 3, "node_type": "array", "shape": [1]}', 400),
+        ("b/zarr.json", ARRAY.replace(b'"default"', b'"v2"'), 400),
+        ("b/zarr.json", GROUP[:-1] + b', "attributes": {"a": "\xff"}}', 400),
+    ],
+)
+def test_invalid_zarr_key_or_document_is_refused(
+    pair: Replicas, session_id: str, key: str, body: bytes, status: int
+) -> None:
+    """A write to an invalid key or of an invalid zarr.json fails with 400 or 409."""
+    answer = pair.put(session_id, key, body)
+
+    assert answer.status_code == status, answer.text
+    if key != "a/c/0":
+        assert pair.get(session_id, key).status_code == 404
+    assert pair.delete(session_id, key).status_code in (200, 204)
+
+
+def test_zero_dimensional_array_is_listed(pair: Replicas, session_id: str) -> None:
+    """A listing of a zero-dimensional array has its document, and its chunk while that exists."""
+    lead = secrets.token_hex(4)
+    document, chunk = f"{lead}/zarr.json", f"{lead}/c"
+    pair.put(session_id, document, json.dumps(array_document((), ())).encode())
+    assert pair.keys(session_id, f"{lead}/") == {document}
+    pair.put(session_id, chunk, b"1")
+    assert pair.keys(session_id, f"{lead}/", at=1) == {document, chunk}
+    pair.committed(session_id)
+    later = pair.begin()
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.put(later, chunk, b"2")
+    assert pair.keys(later, f"{lead}/") == {document, chunk}
+    pair.delete(later, chunk)
+    assert pair.keys(later, f"{lead}/") == {document}
+
+
+def test_chunk_conditions_hold_on_both_replicas(pair: Replicas, session_id: str) -> None:
+    """If-Match and If-None-Match hold on both replicas; responses of sessions are `no-store`."""
+    url = f"/data/@session.{session_id}/a/c/0"
+    one, other = pair.clients
+    assert one.put(url, content=b"12", headers={"if-none-match": "*"}).status_code == 200
+    assert other.put(url, content=b"34", headers={"if-none-match": "*"}).status_code == 412
+    etag = other.get(url).headers["etag"]
+    assert other.put(url, content=b"56", headers={"if-match": etag}).status_code == 200
+    assert one.put(url, content=b"78", headers={"if-match": etag}).status_code == 412
+    assert one.delete(url, headers={"if-match": etag}).status_code == 412
+    assert one.get(url, headers={"range": "bytes=1-"}).content == b"6"
+    assert one.get(url, headers={"if-none-match": one.get(url).headers["etag"]}).status_code == 304
+    for key in ("a/c/0", "a/c/1", "a/zarr.json", "a/", "none/"):
+        assert pair.get(session_id, key).headers["cache-control"] == "no-store", key
+
+
+def test_committed_session_is_read_only(pair: Replicas, session_id: str) -> None:
+    """A committed session can be read, and answers 409 to writes; repeating its commit returns the
+    first. A write outside of sessions fails with 405 and names `/sessions`.
+    """
+    pair.put(session_id, "a/c/0", b"12")
+    first = pair.committed(session_id, key="k1")
+    outside = pair.clients[0].put("/data/a/c/0", content=b"12")
+
+    assert pair.committed(session_id, at=1, key="k1") == first
+    assert pair.committed(session_id, at=1) == first
+    assert pair.commit(session_id, at=1, key="k2").status_code == 409
+    assert pair.history[0] == first
+
+    assert (outside.status_code, "/sessions" in outside.json()["detail"]) == (405, True)
+    assert pair.put(session_id, "a/c/0", b"34", at=1).status_code == 409
+    assert pair.delete(session_id, "a/zarr.json").status_code == 409
+    assert pair.get(session_id, "a/c/0", at=1).content == b"12"
+
+
+def test_commit_with_a_missing_parent_group_is_refused(pair: Replicas, session_id: str) -> None:
+    """A commit without a message fails with 400; one without a parent group, with 409 and its name.
+    The session stays open and can be committed later.
+    """
+    bare = pair.clients[0].post(f"{SESSIONS}/{session_id}/commit")
+    assert (bare.status_code, bare.json()["detail"]) == (400, "message: Field required")
+    pair.put(session_id, "x/y/zarr.json", GROUP)
+    answer = pair.commit(session_id)
+    pair.put(session_id, "x/zarr.json", GROUP, at=1)
+
+    assert answer.status_code == 409
+    assert "/x for /x/y" in answer.json()["detail"]
+    pair.committed(session_id)
+    assert "x/y" in pair.group()
+
+
+def test_session_stays_open_after_a_conflict(pair: Replicas) -> None:
+    """A commit that conflicts fails with 409 and lists the conflicts.
+
+    The session stays open, and `on_conflict` resolves them.
+    """
+    name = secrets.token_hex(4)
+    begun = pair.begin()
+    pair.put(begun, f"{name}/zarr.json", ARRAY)
+    pair.committed(begun)
+    ours, theirs = pair.begin(), pair.begin()
+    pair.put(theirs, f"{name}/c/0", b"\x01\x01")
+    pair.put(theirs, f"{name}/c/1", b"\x02\x02")
+    pair.put(ours, f"{name}/c/0", b"\x07\x07")
+    pair.committed(theirs)
+    answer = pair.commit(ours, at=1)
+    assert answer.status_code == 409
+    assert f"chunk_double_update at /{name}" in answer.json()["detail"]
+    (conflict,) = answer.json()["conflicts"]
+    assert (conflict["path"], conflict["chunks"]) == (f"/{name}", [[0]])
+
+    assert tell(pair, ours).json()["state"] == "open"
+    assert pair.put(ours, f"{name}/c/2", b"\x09\x09").status_code == 200
+    pair.committed(ours, on_conflict="ours")
+    assert pair.group()[name][:].tolist() == [7, 7, 2, 2, 9, 9]
+
+
+def test_deletion_of_an_absent_inner_chunk_conflicts(pair: Replicas) -> None:
+    """A session that deletes an absent inner chunk of a shard conflicts with a commit that writes
+    it; with ``ours`` the chunk stays absent.
+    """
+    name = secrets.token_hex(4)
+    writer = pair.repo.writable_session("main")
+    options: Any = {"shape": (4,), "chunks": (1,), "shards": (2,), "dtype": "u1"}
+    root = zarr.open_group(writer.store, mode="a")
+    root.create_array(name, compressors=None, **options)[:1] = 1
+    writer.commit("one inner chunk")
+    session_id = pair.begin()
+    assert pair.delete(session_id, f"{name}/c/1").is_success
+    writer = pair.repo.writable_session("main")
+    zarr.open_array(writer.store, path=name)[1:2] = 9
+    writer.commit("the other inner chunk")
+
+    refused = pair.commit(session_id, at=1).json()
+    assert [each["kind"] for each in refused["conflicts"]] == ["chunk_double_update"]
+    pair.committed(session_id, on_conflict="ours")
+    assert pair.group()[name][:].tolist() == [1, 0, 0, 0]
+
+
+def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:
+    """Deleting a prefix removes its nodes, or an array's chunks, and returns their number.
+
+    DeleteObjects deletes keys of a session, and reports those of an unknown one.
+    """
+    pair.put(session_id, "g/zarr.json", GROUP)
+    pair.put(session_id, "g/b/zarr.json", ARRAY)
+    for number in range(3):
+        pair.put(session_id, f"a/c/{number}", b"12")
+    lead = f"@session.{session_id}/"
+    erase = pair.clients[0].delete
+    assert erase("/data", params={"prefix": f"{lead}a/c/"}).json() == {"deleted": 3}
+    assert erase("/data", params={"prefix": f"{lead}g/"}).json() == {"deleted": 2}
+
+    left = pair.keys(session_id, at=1)
+    assert "a/zarr.json" in left
+    assert not {key for key in left if key.startswith(("g/", "a/c/"))}
+
+    keys = [f"{lead}a/zarr.json", "@session.none/a/c/0"]
+    body = "".join(f"<Object><Key>{key}</Key></Object>" for key in keys)
+    told = pair.clients[0].post("/data?delete", content=f"<Delete>{body}</Delete>".encode())
+    assert told.status_code == 200, told.text
+    assert f"<Deleted><Key>{keys[0]}</Key></Deleted>" in told.text
+    assert f"<Error><Key>{keys[1]}</Key><Code>NoSuchKey</Code>" in told.text
+    assert pair.get(session_id, "a/zarr.json").status_code == 404
+
+
+def test_session_stays_open_after_damage(tmp_path: Path) -> None:
+    """A commit that finds a damaged manifest fails with 424, and the session stays open: it can be
+    committed once the array is deleted.
+    """
+    with replicas(Place(tmp_path)) as pair:
+        first = pair.begin()
+        pair.put(first, "a/zarr.json", ARRAY)
+        pair.put(first, "a/c/0", b"12")
+        pair.committed(first)
+        session_id = pair.begin()
+        pair.put(session_id, "a/c/1", b"34")
+        pair.put(session_id, "g/zarr.json", GROUP)
+        (manifest,) = (tmp_path / "manifests").iterdir()
+        manifest.write_bytes(b"damaged")
+
+        assert pair.commit(session_id, at=1).status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.delete(session_id, "a/zarr.json").status_code in (200, 204)
+        pair.committed(session_id)
+        assert list(pair.group()) == ["g"]
+
+
+def test_session_with_a_lost_parent_can_be_discarded(tmp_path: Path) -> None:
+    """A session whose parent snapshot was collected answers 424 to reads, and can be discarded."""
+    with replicas(Place(tmp_path)) as pair:
+        session_id = pair.begin()
+        (tmp_path / "snapshots" / pair.history[0]).unlink()
+
+        assert pair.get(session_id, "zarr.json").status_code == 424
+        assert tell(pair, session_id).json()["state"] == "open"
+        assert pair.clients[0].delete(f"{SESSIONS}/{session_id}").status_code == 204
+        assert tell(pair, session_id, at=1).status_code == 404
+
+
+def test_node_of_another_kind_or_rank_drops_its_content(pair: Replicas, session_id: str) -> None:
+    """A node that is replaced by one of another kind or rank loses its chunks and children.
+
+    A missing group that has nodes below it cannot be made an array: 409.
+    """
+    pair.put(session_id, "a/c/0", b"12")
+    matrix = json.dumps(array_document((6, 6), (2, 2))).encode()
+    assert pair.put(session_id, "a/zarr.json", matrix).status_code == 200
+    assert pair.keys(session_id, "a/") == {"a/zarr.json"}
+    pair.put(session_id, "a/c/0/0", b"1234")
+    pair.put(session_id, "a/zarr.json", json.dumps(array_document((6,), (2,))).encode())
+    pair.put(session_id, "a/zarr.json", GROUP)
+    pair.put(session_id, "a/b/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json", "a/b/zarr.json"}
+    pair.put(session_id, "a/zarr.json", ARRAY)
+    assert pair.keys(session_id, "a/", at=1) == {"a/zarr.json"}
+    pair.put(session_id, "k/y/zarr.json", GROUP)
+    assert pair.put(session_id, "k/zarr.json", ARRAY).status_code == 409
+
+
+def test_locked_repository_refuses_sessions_and_commits(pair: Replicas, session_id: str) -> None:
+    """A read-only repository answers 423 with its reason to new sessions and commits.
+
+    Open sessions can be committed after it is unlocked.
+    """
+    client, read_only = pair.clients[0], icechunk.RepoAvailability.read_only
+    pair.repo.set_status(icechunk.RepoStatus(read_only, limited_availability_reason="moving"))
+    refused = [
+        client.post(SESSIONS),
+        client.post("/api/datasets/data/commits", json={"message": "m", "changes": []}),
+        pair.commit(session_id),
+    ]
+    state = tell(pair, session_id).json()["state"]
+    pair.repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.online))
+
+    assert state == "open"
+    assert [answer.status_code for answer in refused] == [423] * 3
+    assert all("moving" in answer.json()["detail"] for answer in refused)
+    assert pair.put(session_id, "a/c/0", b"12").status_code == 200
+    pair.committed(session_id)
+
+
+def test_session_of_a_nested_repository(tmp_path: Path) -> None:
+    """The keys of a session of a nested repository begin with the repository's path."""
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "lab/repo")))
+    settings = Settings(datasets={"data": DatasetSettings(url=tmp_path.as_uri(), writable=True)})
+    with client_of(settings) as client:
+        query = {"path": "lab/repo"}
+        session_id = client.post(SESSIONS, json={}, params=query).json()["session_id"]
+        lead = f"lab/repo/@session.{session_id}/"
+        assert client.put(f"/data/{lead}zarr.json", content=GROUP).status_code == 200
+        assert "zarr.json" in client.get(f"/data/{lead}").text
+        assert listed_keys(client, "data", lead) == [f"{lead}zarr.json"]
+        answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
+        assert answer.status_code == 201, answer.text
+        assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200

@@ -1,0 +1,37 @@
+"""`shardgate.web.sections`: the part of an array that a picture shows."""
+
+from math import prod
+
+import pytest
+
+from shardgate.web.sections import MOST_VALUES, UndrawableError, plan_section
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "kinds", "ranges"),
+    [
+        ((9, 8), (4, 4), "ss", [(0, 9), (0, 8)]),
+        ((3, 5, 7, 9, 8), (1,) * 5, "tcsss", [(0, 1), (0, 1), (3, 4), (0, 9), (0, 8)]),
+        ((9, 8), (4, 4), "ts", [(0, 9), (0, 8)]),
+        ((5000, 4000), (500, 500), "ss", [(1500, 3500), (1000, 3000)]),
+        ((10, 8_000_000), (10, 10**6), "ss", [(0, 10), (3_800_000, 4_200_000)]),
+        ((2000, 2000), (10, 10), "ss", [(840, 1160), (840, 1160)]),
+        ((1, 10**9), (1, 1), "ss", [(0, 1), (499_999_488, 500_000_512)]),
+    ],
+)
+def test_section_is_cut_to_the_middle(
+    shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
+) -> None:
+    """A section has at most 4 million values and about 1,024 chunks, from the middle."""
+    names = {"s": "space", "t": "time", "c": "channel"}
+    section = plan_section(shape, chunks, [names[each] for each in kinds], is_bytes=False)
+
+    assert [(each.start, each.stop) for each in section.ranges] == ranges
+    assert prod(map(len, section.ranges)) <= MOST_VALUES
+
+
+@pytest.mark.parametrize("shape", [(), (9,), (0, 9), (9, 9, 0)])
+def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
+    """An array without values, or with fewer than two axes, is refused."""
+    with pytest.raises(UndrawableError):
+        plan_section(shape, shape, ["space"] * len(shape), is_bytes=False)

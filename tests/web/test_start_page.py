@@ -1,0 +1,246 @@
+"""`GET /` for browsers: a line for each dataset, and how long it waits for what is in them."""
+
+import asyncio
+import logging
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+
+from shardgate import demo
+from shardgate.web.start_page import OverviewCache
+from shardgate.server.responses import csp_digest
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, ServerSettings, Settings
+from tests.support.clocks import Clock
+from tests.support.gates import Gate
+from tests.support.auth.people import TOKENS, caller
+from tests.support.pages import Page, open_page
+from tests.support.processes import wait_until
+from tests.support.read.stores import WatchedStore
+from tests.support.resolving import reading
+from tests.support.serving import client_of
+from tests.support.survey.documents import ARRAY, filled
+
+LONG_S = 60.0
+TIMES = "\N{MULTIPLICATION SIGN}"
+NOTHING = "\N{EN DASH}"
+PENDING = "reading\N{HORIZONTAL ELLIPSIS}"
+
+
+@pytest.fixture(scope="module")
+def client(
+    demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[httpx.Client]:
+    """Serve the examples, an empty folder and unreachable datasets."""
+    empty = tmp_path_factory.mktemp("empty")
+    datasets = {name: DatasetSettings(url=str(path)) for name, path in demo_paths.items()} | {
+        "away": DatasetSettings(url=str(empty / "nothing")),
+        "down": DatasetSettings(url="http://127.0.0.1:9/nothing"),
+        "raw": DatasetSettings(url=str(empty), view="raw", writable=True),
+        "empty": DatasetSettings(url=str(empty)),
+    }
+    with client_of(Settings(datasets=datasets)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(client: httpx.Client) -> Page:
+    """Return the start page once it tells something of each example and of what is down."""
+    pages: list[Page] = []
+
+    def is_complete() -> bool:
+        pages.append(open_page(client))
+        names = ("image", "cells", "history", "nested", "away", "down")
+        cells = [pages[-1].row(name).texts("td[@data-title='Largest array']") for name in names]
+        return [NOTHING] not in cells and [PENDING] not in cells
+
+    wait_until(is_complete)
+    return pages[-1]
+
+
+def test_datasets_are_listed_in_order(page: Page) -> None:
+    """Datasets are sorted, each with a link to its page; the page has its landmarks."""
+    names = page.texts("tbody/tr/th/a")
+
+    assert names == sorted(names)
+    assert {"image", "cells", "history", "away", "down"} < set(names)
+    assert page.row("image").links("th") == ["./image/"]
+    assert [len(page.all(each)) for each in ("h1", "main", "header", "nav[@aria-label]")] == [1] * 4
+    assert page.tree.attrib["lang"] == "en"
+    for table in page.all("table"):
+        assert len(table.findall("thead/tr/th[@scope='col']")) == 6
+
+
+def test_line_has_format_shape_and_size(page: Page) -> None:
+    """A line has the formats, the shape and type of the largest array, and the bytes of all."""
+    cells = page.row("image")
+    (name,), (_, shown, largest, size, _) = cells.texts("th"), cells.texts("td")
+
+    assert name == "image"
+    assert shown == "zarr"
+    assert largest == f"160 {TIMES} 256 {TIMES} 256 uint8 and 2 more"
+    assert size == "11.4 MiB"
+    assert page.row("history").texts("td[@data-title='Format']") == ["icechunk"]
+    assert page.row("raw").texts("td[@data-title='Format']") == ["as it is stored"]
+    assert page.row("raw").texts("th") == ["raw writable"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("away", "No such file"), ("down", "Connection refused")]
+)
+def test_unreachable_dataset_shows_its_error(page: Page, name: str, reason: str) -> None:
+    """The line of a dataset that cannot be read has the error, and no link to the viewer."""
+    (told,) = page.row(name).texts("span[@class='reason']")
+
+    assert reason in told
+    assert page.row(name).links() == [f"./{name}/"]
+
+
+def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Page) -> None:
+    """Links and pictures are relative, and answer 200 unless their dataset is unreachable."""
+    pictures = [each.attrib["src"] for each in page.all("img")]
+    links = {*page.links(), *pictures}
+    statuses = {
+        link: client.get(urljoin("/", link), follow_redirects=True).status_code for link in links
+    }
+
+    assert all(link.startswith("./") for link in links)
+    assert {link: status for link, status in statuses.items() if status != 200} == {
+        "./away/": 503,
+        "./down/": 503,
+        "./empty/": 404,
+        "./raw/": 404,
+    }
+
+
+def test_security_policy_allows_its_own_parts_only(page: Page) -> None:
+    """The policy allows the page's own style and script, by digest, and pictures from here."""
+    policy = page.answer.headers["content-security-policy"]
+    (style,), (script,) = page.all("style"), page.all("script")
+
+    assert f"style-src '{csp_digest(style.text or '')}'" in policy
+    assert f"script-src '{csp_digest(script.text or '')}'" in policy
+    assert "img-src 'self' data:" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    assert page.answer.headers["referrer-policy"] == "no-referrer"
+    assert page.answer.headers["x-content-type-options"] == "nosniff"
+    assert page.answer.headers["cache-control"] == "no-store"
+
+
+def test_colours_have_enough_contrast() -> None:
+    """Text has a contrast of 4.5 and edges of fields one of 3, in both schemes (WCAG 1.4)."""
+    style = (Path(demo.__file__).parent / "http/pages/templates/page.css").read_text()
+    for scheme in style.split("prefers-color-scheme"):
+        colours = dict(
+            pair.strip().removeprefix("--").split(": ")
+            for pair in scheme.split(":root {")[1].split("}")[0].split(";")
+            if pair.strip()
+        )
+        for behind in ("ground", "card"):
+            for text in ("text", "soft", "link", "bad"):
+                assert _contrast(colours[text], colours[behind]) >= 4.5, (text, behind)
+            assert _contrast(colours["edge"], colours[behind]) >= 3
+        assert _contrast(colours["on-button"], colours["button"]) >= 4.5
+
+
+def _contrast(one: str, other: str) -> float:
+    bright, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(digit * 2 for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.fixture(scope="module")
+def private() -> Generator[httpx.Client]:
+    """Serve 200 datasets and metrics to one caller only."""
+    settings = Settings(
+        server=ServerSettings(metrics=("ana",)),
+        callers={"ana": caller(TOKENS["ana"])},
+        datasets={
+            f"d{number:03}": DatasetSettings(url=f"memory://d{number}", read=("ana",))
+            for number in range(200)
+        },
+    )
+    with client_of(settings) as opened:
+        yield opened
+
+
+def test_page_has_what_the_caller_may_read(private: httpx.Client) -> None:
+    """The page lists the datasets that the caller may read, all of two hundred, and says if there
+    is none; it links `/metrics` for callers who may read it.
+    """
+    nobody = open_page(private)
+    bearer = {"authorization": f"Bearer {TOKENS['ana']}"}
+    with httpx.Client(base_url=private.base_url, headers=bearer) as client:
+        ana = open_page(client)
+
+    assert "There is no dataset that you may see." in nobody.texts("p")
+    assert nobody.texts("tbody/tr/th/a") == []
+    assert ana.texts("tbody/tr/th/a") == [f"d{number:03}" for number in range(200)]
+    assert "./metrics" in set(ana.links()) - set(nobody.links())
+
+
+def test_page_below_a_token_has_relative_links(private: httpx.Client) -> None:
+    """Links of a page below a token are relative to it; that page links no API."""
+    page = open_page(private, f"/~{TOKENS['ana']}/")
+
+    assert page.links() == [f"./d{number:03}/" for number in range(200)]
+
+
+def test_slow_datasets_are_shown_later() -> None:
+    """Fifty datasets whose store hangs are left out after the wait, which is that of one, and are
+    there for the next page once it answers.
+    """
+    gate = Gate()
+    datasets = {f"d{number}": DatasetSettings(url=f"memory://d{number}") for number in range(50)}
+    with client_of(Settings(datasets=datasets), wrap=gate.wrap) as client:
+        path = "td[@data-title='Largest array']"
+        assert open_page(client).texts(path) == [PENDING] * 50
+        gate.open()
+        wait_until(lambda: open_page(client).texts(path) == [NOTHING] * 50)
+
+
+async def test_overview_is_cached() -> None:
+    """An overview is cached for a while, and concurrent requests share its reads."""
+    clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
+    opened, crowd = reading(store, ttl_s=0), reading(crowded, ttl_s=0)
+    overviews = OverviewCache(opened.resolver, within_s=LONG_S, clock=clock)
+    first = await overviews.read([opened.dataset])
+    reads = len(store.calls)
+    many = OverviewCache(crowd.resolver, within_s=LONG_S)
+    await asyncio.gather(*(many.read([crowd.dataset]) for _ in range(20)))
+    assert crowded.calls == store.calls
+
+    assert await overviews.read([opened.dataset]) == first
+    assert len(store.calls) == reads
+    clock.now += 30
+    assert await overviews.read([opened.dataset]) == first
+    assert len(store.calls) > reads
+
+
+async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:
+    """An internal error in one dataset's overview is logged, and other datasets are shown."""
+    store = filled(WatchedStore(), a=ARRAY)
+    opened = reading(store)
+    odd = replace(opened.dataset, name="odd", root=ObjectRef("memory://other", "odd"))
+    store.failure = ZeroDivisionError("of ours")
+
+    with caplog.at_level(logging.ERROR, logger="shardgate"):
+        cache = OverviewCache(opened.resolver, within_s=LONG_S)
+        found = await cache.read([odd, opened.dataset])
+
+    assert found["odd"].reason == "a fault of this service"
+    assert [each.path for each in found[opened.dataset.name].collections] == ["a"]
+    assert "odd" in caplog.text

@@ -18,8 +18,8 @@ from typer.main import get_command
 
 from shardgate.cli import app
 from shardgate.configuration import load
-from shardgate.server.problems import STATUS
 from shardgate.model import ObjectRef
+from shardgate.server.problems import STATUS
 from shardgate.settings import TABLES, Settings
 from shardgate.storage.memory import MemoryStore
 from tests.support.documents import DOCUMENTS, PAGES, ROOT, blocks

@@ -28,8 +28,8 @@ from shardgate.cli import app
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import DatasetSettings, IssuerSettings, LoginSettings, Settings
 from shardgate.signing_in import KeptToken, TokenFile, is_accepted, sign_in
-from tests.support.documents import program
 from tests.support.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider, providing
+from tests.support.documents import program
 from tests.support.processes import environ, wait_until
 from tests.support.serving import serving
 from tests.support.storage.listening import Handler, Listener

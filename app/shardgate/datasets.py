@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from shardgate.auth.access import ServedDataset
+from shardgate.auth.tokens import read_grant
 from shardgate.configuration import RootOptions, load
 from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
@@ -22,8 +24,6 @@ from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zip.layout import Zip
-from shardgate.auth.access import ServedDataset
-from shardgate.auth.tokens import read_grant
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import CheckAbsence, Containers

@@ -13,35 +13,26 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from shardgate.concurrency import largest_share
-from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
 from shardgate.api.api import build_api
-from shardgate.web.pictures import build_pictures
 from shardgate.api.repositories import build_repository_changes
 from shardgate.api.sessions import build_commits, build_sessions
-from shardgate.server.asgi import AsgiApp
+from shardgate.api.tokens import build_tokens
 from shardgate.auth.access import Datasets, ServedDataset
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
-from shardgate.web.login import build_login
 from shardgate.auth.login_sessions import LoginTokens, caller_of_page
 from shardgate.auth.oidc import Issuers
 from shardgate.auth.oidc_client import OidcClient
 from shardgate.auth.sigv4 import Signatures
-from shardgate.web.token_page import build_token_page
 from shardgate.auth.token_records import TokenRecords
-from shardgate.auth.tokens import TokenMint, build_tokens
-from shardgate.server.body import RequestBodyReader
-from shardgate.gateway.gateway import ConcurrencyLimiter, Gateway
-from shardgate.server.instrumentation import InstrumentedApp
-from shardgate.web.dataset_page import DatasetPages
-from shardgate.web.error_page import ErrorPages
-from shardgate.web.previews import Previews, worker_command
-from shardgate.web.start_page import OverviewCache, StartPage
-from shardgate.web.viewer import ViewerLinks
-from shardgate.gateway.read import DataPlane
-from shardgate.server.request import PathPrefix
-from shardgate.server.responses import Cors
+from shardgate.auth.tokens import TokenMint
+from shardgate.concurrency import largest_share
+from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
+from shardgate.gateway.admission import ConcurrencyLimiter
+from shardgate.gateway.gateway import Gateway
+from shardgate.gateway.read import ReadPlane
 from shardgate.gateway.s3 import multipart
+from shardgate.gateway.s3.dialect import explain_to_s3
+from shardgate.gateway.shard_affinity import NAME as SHARDS
 from shardgate.gateway.shard_affinity import ShardAffinity
 from shardgate.gateway.write import WritePlane
 from shardgate.icechunk.repo_swap import RepoSwaps
@@ -55,11 +46,24 @@ from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from shardgate.read.resolver import Resolver
+from shardgate.server.asgi import AsgiApp
+from shardgate.server.body import RequestBodyReader
+from shardgate.server.instrumentation import InstrumentedApp
+from shardgate.server.request import PathPrefix
+from shardgate.server.responses import Cors, Explain
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
+from shardgate.web.dataset_page import DatasetPages
+from shardgate.web.error_page import ErrorPages
+from shardgate.web.login import build_login
+from shardgate.web.pictures import build_pictures
+from shardgate.web.previews import Previews, worker_command
+from shardgate.web.start_page import OverviewCache, StartPage
+from shardgate.web.token_page import build_token_page
+from shardgate.web.viewer import ViewerLinks, add_viewer
 from shardgate.write.rewrite import Rewrites
 from shardgate.write.uploads import Uploads
 from shardgate.write.writer import Eraser, PassthroughWriter, Writer
@@ -127,17 +131,24 @@ def create_app(
     overviews = OverviewCache(resolver)
     cors = Cors(settings.server.cors_origins)
     routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
-    api = _build_api(shared, datasets, overviews, routes)
-    data = _build_data_plane(shared, datasets, rewrites, access.authenticator, cors)
     explain = ErrorPages(settings.login).explain
-    shards = ShardAffinity(datasets, resolver, settings.server.trusted_proxies)
+    api = _build_api(shared, datasets, overviews, routes, explain)
+    reads = ReadPlane(
+        datasets,
+        access.authenticator,
+        resolver,
+        shared.sessions,
+        cors=cors,
+        send_page=DatasetPages(resolver, settings.login).send,
+    )
     gateway = Gateway(
         api,
-        data,
-        shards,
+        reads,
+        _build_writing(shared, datasets, rewrites, access.authenticator),
+        ShardAffinity(datasets, resolver, settings.server.trusted_proxies),
         authenticator=access.authenticator,
         cors=cors,
-        explain=explain,
+        explain=explain_to_s3(explain),
         limiter=_build_limiter(settings),
     )
     app = InstrumentedApp(
@@ -147,6 +158,7 @@ def create_app(
         access_log=access_log,
         tracing=tracing,
         proxies=settings.server.trusted_proxies,
+        unobserved=(SHARDS,),  # which balancers request before each request that they forward
     )
     server = settings.server
     prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
@@ -154,7 +166,11 @@ def create_app(
 
 
 def _build_api(
-    shared: Shared, datasets: Datasets, overviews: OverviewCache, routes: Sequence[APIRouter]
+    shared: Shared,
+    datasets: Datasets,
+    overviews: OverviewCache,
+    routes: Sequence[APIRouter],
+    explain: Explain,
 ) -> FastAPI:
     resolver, login = shared.resolver, shared.settings.login
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
@@ -162,27 +178,16 @@ def _build_api(
     links = ViewerLinks(resolver, previews, login.viewers)
     pictures = build_pictures(datasets, previews, links)
     start_page = StartPage(datasets, overviews, login)
-    return build_api(datasets, resolver, shared.metrics, [pictures, *routes], start_page=start_page)
-
-
-def _build_data_plane(
-    shared: Shared,
-    datasets: Datasets,
-    rewrites: Rewrites,
-    authenticator: Authenticator,
-    cors: Cors,
-) -> DataPlane:
-    login = shared.settings.login
-    return DataPlane(
+    api = build_api(
         datasets,
-        authenticator,
-        shared.resolver,
-        shared.sessions,
-        _build_writing(shared, rewrites, authenticator),
-        pages=DatasetPages(shared.resolver, login),
-        cors=cors,
-        explain=ErrorPages(login).explain,
+        resolver,
+        shared.metrics,
+        [pictures, *routes],
+        start_page=start_page,
+        explain=explain,
     )
+    add_viewer(api)
+    return api
 
 
 def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
@@ -311,7 +316,9 @@ def _build_routes(
     ]
 
 
-def _build_writing(shared: Shared, rewrites: Rewrites, authenticator: Authenticator) -> WritePlane:
+def _build_writing(
+    shared: Shared, datasets: Datasets, rewrites: Rewrites, authenticator: Authenticator
+) -> WritePlane:
     limits, stores, sessions = shared.settings.limits, shared.stores, shared.sessions
     objects = PassthroughWriter(
         stores,
@@ -323,11 +330,12 @@ def _build_writing(shared: Shared, rewrites: Rewrites, authenticator: Authentica
     copy = partial(multipart.copy, sessions, shared.resolver)
     uploads = Uploads(stores, writer, sessions.route, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
+        datasets,
         authenticator,
         sessions,
         writer,
-        copy,
-        multipart.MultipartUploads(uploads, partial(copy, is_part=True)).steps,
+        copy=copy,
+        upload_steps=multipart.MultipartUploads(uploads, partial(copy, is_part=True)).steps,
         eraser=Eraser(shared.resolver, objects, writer),
         resolver=shared.resolver,
         budget=shared.bodies,

@@ -20,11 +20,11 @@ from uvicorn.supervisors import Multiprocess
 
 from shardgate.datasets import exposures
 from shardgate.errors import ConfigurationError
-from shardgate.server.asgi import AsgiApp
-from shardgate.server.protocol import GatewayProtocol
 from shardgate.main import create_app
 from shardgate.observability.logging import logging_config
 from shardgate.observability.tracing import open_tracing
+from shardgate.server.asgi import AsgiApp
+from shardgate.server.protocol import GatewayProtocol
 from shardgate.settings import ServerSettings, Settings
 
 BACKLOG: Final = 2048

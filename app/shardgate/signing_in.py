@@ -22,9 +22,9 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 from pydantic import ValidationError
 
-from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.auth.oidc import checked_environment
 from shardgate.auth.oidc_client import DeviceAuthorization, challenge_of
+from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import issuer_url
 
 _WAIT_S: Final = 600.0

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
+from shardgate.api.commit_body import read_edits
 from shardgate.errors import BadBodyError
 from shardgate.formats.icechunk.changes import DeleteNode, PutNode, SetChunks
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Virtual
-from shardgate.api.commit_body import read_edits
 from shardgate.model import ByteRange, ETag, UnmodifiedSince
 from tests.support.payloads import references
 

@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardgate
+from shardgate.api.commit_body import parse_commit, parse_commit_lines
+from shardgate.auth.oidc import decode_jwks
 from shardgate.errors import RequestError
 from shardgate.formats.compression import inflate, inflate_to_array, inflated_nbytes
 from shardgate.formats.documents import parse_json
@@ -45,9 +47,6 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
 from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
 from shardgate.formats.zip.layout import decode_local_header
-from shardgate.api.commit_body import parse_commit, parse_commit_lines
-from shardgate.auth.oidc import decode_jwks
-from shardgate.server.body import decode_aws_chunked
 from shardgate.gateway.s3.dialect import parse_deletion
 from shardgate.gateway.s3.multipart import parse_parts
 from shardgate.icechunk.sessions.document import (
@@ -60,6 +59,7 @@ from shardgate.icechunk.sessions.document import (
     read_chunks,
 )
 from shardgate.model import ByteRange
+from shardgate.server.body import decode_aws_chunked
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
 from shardgate.storage.refusals import parse_document
 from tests.support import repositories

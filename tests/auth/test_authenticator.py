@@ -9,9 +9,9 @@ import pytest
 from shardgate.auth.access import Caller, Datasets, Identity, ServedDataset, configured_caller
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, SentToken
 from shardgate.auth.sigv4 import Signatures
-from shardgate.server.request import Request
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
+from shardgate.server.request import Request
 from tests.support.auth.people import caller
 
 ANA = configured_caller("ana")

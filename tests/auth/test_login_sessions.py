@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from shardgate.auth.access import Datasets
 from shardgate.auth.login_sessions import SESSION, LoginTokens, caller_of_page, kinds_of
 from shardgate.auth.token_records import TokenRecords
-from shardgate.server.request import Request
 from shardgate.model import ObjectRef
+from shardgate.server.request import Request
 from shardgate.settings import DatasetSettings, IssuerSettings, Settings, TokenSettings
 from shardgate.storage.memory import MemoryStore
 from tests.support.auth.browsing import (

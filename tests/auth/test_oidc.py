@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from shardgate.errors import UnauthenticatedError
 from shardgate.auth.oidc import IDENTITY_S, LEEWAY_S, Issuers, grants
+from shardgate.errors import UnauthenticatedError
 from shardgate.settings import IssuerSettings
 from tests.support.auth.issuing import Issuer, issuing, make_key, spell, spell_bytes
 

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.auth.oidc import Claims, Issuers
 from shardgate.auth.oidc_client import Attempt, OidcClient, next_prompt
+from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.settings import IssuerSettings, LoginSettings
-from tests.support.clocks import Clock
 from tests.support.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
+from tests.support.clocks import Clock
 
 REDIRECT_URI = "https://service.example/login/callback"
 

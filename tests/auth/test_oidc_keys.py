@@ -14,7 +14,6 @@ import jwt
 import pytest
 from joserfc.jwk import RSAKey
 
-from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.auth import oidc
 from shardgate.auth.oidc import (
     APART_S,
@@ -27,6 +26,7 @@ from shardgate.auth.oidc import (
     open_client,
     read_keys,
 )
+from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.settings import IssuerSettings
 from tests.support.auth.issuing import AUDIENCE, DISCOVERY, JWKS, Issuer, make_key
 from tests.support.storage.faulty import LONGEST_S, Fault, FaultyServer

@@ -14,12 +14,12 @@ import pytest
 import zarr
 from botocore import UNSIGNED
 
+from shardgate.main import create_app
 from shardgate.server.asgi import AsgiApp
 from shardgate.server.request import Request
-from shardgate.main import create_app
+from tests.support.auth.people import TEXT, TOKENS, People, settings
 from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
-from tests.support.auth.people import TEXT, TOKENS, People, settings
 from tests.support.serving import serving
 
 KEY: Final = "text.txt"
@@ -83,7 +83,7 @@ async def ask_and_listen(
         try:
             if method == "GET" and "?" not in path:  # as the server does, for answers from memory
                 sent[b"host"] = b"localhost"
-                app.answer(Request("GET", path.encode(), [], sent, b"192.0.2.1"))
+                app.cached(Request("GET", path.encode(), [], sent, b"192.0.2.1"))
             answer = await client.request(method, path, headers=headers)
         finally:
             sys.setprofile(None)

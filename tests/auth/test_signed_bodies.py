@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import BadBodyError, SignatureError
 from shardgate.auth.sigv4 import SignatureChain
+from shardgate.errors import BadBodyError, SignatureError
 from shardgate.server.body import decode_aws_chunked
 from tests.support.auth.people import KEY_ID, SECRET, signing_service
 from tests.support.auth.sigv4 import Headers, Request, Scope, Signer, check, seed_of

@@ -16,8 +16,8 @@ import tensorstore as ts
 from botocore.exceptions import ClientError
 from obstore.store import S3Store
 
-from tests.support.clients import filling
 from tests.support.auth.people import KEY_ID, SECRET, Served, signing_service
+from tests.support.clients import filling
 from tests.support.lacking import need
 from tests.support.processes import environ
 

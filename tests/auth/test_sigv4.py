@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import SignatureError
 from shardgate.auth import sigv4
 from shardgate.auth.access import Caller
 from shardgate.auth.sigv4 import Signatures
+from shardgate.errors import SignatureError
 from tests.support.auth.sigv4 import (
     CALLERS,
     HOST,

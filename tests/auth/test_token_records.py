@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from shardgate.auth import token_records
+from shardgate.auth.token_records import CHECKED_S, TokenRecord, TokenRecords
 from shardgate.errors import (
     StorageUnavailableError,
     TokenRecordsError,
     TooManyRequestsError,
     UnknownTokenError,
 )
-from shardgate.auth import token_records
-from shardgate.auth.token_records import CHECKED_S, TokenRecord, TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Listed, ObjectStore
 from shardgate.storage.local import LocalStore

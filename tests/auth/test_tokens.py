@@ -12,10 +12,10 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from shardgate.errors import ConfigurationError, UnauthenticatedError
 from shardgate.auth.access import Caller, Datasets
 from shardgate.auth.token_records import CHECKED_S, TokenRecords
 from shardgate.auth.tokens import MADE, TokenMint, read_grant
+from shardgate.errors import ConfigurationError, UnauthenticatedError
 from shardgate.main import create_app
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings, TokenSettings

@@ -11,11 +11,13 @@ from shardgate.settings import Settings
 def _make_app(settings: Settings) -> Any:
     app = create_app(settings)
     gateway = app.app.app
-    app.answer, app.refuse = gateway.answer, gateway.refuse
+    app.cached = gateway.cached
+    app.respond = gateway.respond
+    app.refuse = gateway.refuse
     return processes.tune_memory(app)
 
 
 def serve() -> None:
     """Run the command."""
-    server.make_app = _make_app
+    processes.make_app = _make_app
     main()

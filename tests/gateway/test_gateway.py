@@ -1,4 +1,4 @@
-"""`shardgate.gateway.gateway`: limits of concurrent requests, of waiting, and disconnected clients."""
+"""`shardgate.gateway`: limits of concurrent requests, of waiting, and disconnected clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from shardgate.server.asgi import UntilDisconnect
 from shardgate.model import ObjectRef
+from shardgate.server.asgi import UntilDisconnect
 from shardgate.settings import DatasetSettings, LimitSettings, ServerSettings, Settings
 from shardgate.storage.contract import Found, Listed, NotModified
 from shardgate.storage.memory import MemoryStore

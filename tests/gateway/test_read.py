@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.formats.listing import Name
+from shardgate.gateway.entity_headers import content_type
 from shardgate.gateway.read import MOST_LINKS, listing_page
 from shardgate.server.request import split_target
-from shardgate.server.responses import content_type
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import build, chunk_bytes

@@ -318,9 +318,7 @@ async def test_listing_of_a_root_has_no_neighbours() -> None:
     assert await case.data.names("") == ["notes.txt", "zarr.json"]
 
 
-_OLD = {
-    key: chunk_bytes(number) for key, number in precomputed.IDS.items() if number != 3
-}
+_OLD = {key: chunk_bytes(number) for key, number in precomputed.IDS.items() if number != 3}
 _NEW = {key: b"a longer " + chunk for key, chunk in _OLD.items()}
 _LONG_S = 30.0
 """Time shorter than the `ttl_s` of metadata."""

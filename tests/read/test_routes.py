@@ -18,7 +18,7 @@ from tests.support.formats.zip.archives import Entry, archive
 from tests.support.read.stores import WatchedStore, settle, watch_searches
 from tests.support.resolving import ROOT, Reading, known_containers, reading
 
-_CHUNKS = {key: zarr.zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
+_CHUNKS = {key: zarr.chunk_bytes(number) for number, key in enumerate(["c/0/0", "c/0/1", "c/2/3"])}
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
 

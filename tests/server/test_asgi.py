@@ -18,9 +18,9 @@ from shardgate import Settings, create_app
 from shardgate.server.asgi import AsgiApp, request_of
 from shardgate.settings import DatasetSettings, ServerSettings, TokenSettings
 from shardgate.storage.stores import Stores
+from tests.support.auth.people import TOKENS, caller
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import build
-from tests.support.auth.people import TOKENS, caller
 
 CHUNKS = {"c/0/0": b"0123456789", "c/0/1": b"another"}
 ANA = {"authorization": f"Bearer {TOKENS['ana']}"}

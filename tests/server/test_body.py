@@ -8,6 +8,7 @@ import pytest
 
 from shardgate import errors
 from shardgate.errors import BadBodyError, DigestError, LengthRequiredError
+from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.server.body import (
     ClientGoneError,
     ContentCoding,
@@ -16,7 +17,6 @@ from shardgate.server.body import (
     decode_aws_chunked,
     read_payload,
 )
-from shardgate.read.budget import ByteBudget, ByteReservation
 
 MIB = 1024**2
 

@@ -1,4 +1,4 @@
-"""`shardgate.http`: ranges, preconditions, headers and errors of responses."""
+"""`shardgate.server.conditions`: ranges, preconditions, headers and errors of responses."""
 
 import re
 from email.utils import formatdate
@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from shardgate import errors
 from shardgate.errors import BadHeaderError
 from shardgate.formats.compression import raw_deflate
+from shardgate.model import EVERYTHING, ByteRange, ETag, Inline, SuffixRange
+from shardgate.read.bodies import Entity, Selection
 from shardgate.server.conditions import (
     Conditions,
     Negotiation,
@@ -25,8 +27,6 @@ from shardgate.server.conditions import (
 from shardgate.server.conditions import choose as choose_part
 from shardgate.server.problems import STATUS
 from shardgate.server.request import Headers, combine_headers
-from shardgate.model import EVERYTHING, ByteRange, ETag, Inline, SuffixRange
-from shardgate.read.bodies import Entity, Selection
 
 
 @pytest.mark.parametrize(

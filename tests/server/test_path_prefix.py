@@ -18,10 +18,10 @@ from pydantic import SecretStr
 from shardgate import Settings, create_app
 from shardgate.server.request import PathPrefix
 from shardgate.settings import CallerSettings, DatasetSettings, ServerSettings, path_prefix
+from tests.support.auth.people import KEY_ID, SECRET, TOKENS, caller
 from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import build
-from tests.support.auth.people import KEY_ID, SECRET, TOKENS, caller
 from tests.support.proxies import PREFIX, locations, proxying
 from tests.support.serving import client_of, serving
 

@@ -1,4 +1,4 @@
-"""`shardgate.server.protocol`: plain GETs and requests of ASGI are answered alike, on raw sockets."""
+"""`shardgate.server.protocol`: plain GETs and ASGI requests are answered alike, on raw sockets."""
 
 import asyncio
 import inspect
@@ -24,9 +24,9 @@ from uvicorn.supervisors import Multiprocess
 
 from shardgate.errors import TruncatedReadError
 from shardgate.gateway.gateway import Gateway
-from shardgate.server.protocol import GatewayProtocol
-from shardgate.server.request import Answer, Exchange, Request
 from shardgate.model import ByteRange, Condition, ETag, ObjectRef
+from shardgate.server.protocol import GatewayProtocol
+from shardgate.server.request import Exchange, Request, Response
 from shardgate.settings import Settings
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
@@ -362,17 +362,21 @@ def test_internal_error_closes_its_connection_only(
 
     That of a request under way is counted as failed.
     """
-    answer = Gateway.answer
+    cached = Gateway.cached
+    respond = Gateway.respond
 
-    async def fail(_: Exchange) -> None:
-        raise RuntimeError("later")
-
-    def broken(self: Gateway, request: Request) -> Answer | None:
+    def broken(self: Gateway, request: Request) -> Response | None:
         if request.path == "/em/fault":
             raise RuntimeError("at once")
-        return fail if request.path == "/em/later" else answer(self, request)
+        return cached(self, request)
 
-    monkeypatch.setattr(Gateway, "answer", broken)
+    async def failing(self: Gateway, request: Request, exchange: Exchange) -> None:
+        if request.path == "/em/later":
+            raise RuntimeError("later")
+        await respond(self, request, exchange)
+
+    monkeypatch.setattr(Gateway, "cached", broken)
+    monkeypatch.setattr(Gateway, "respond", failing)
     with connect(url) as other:
         for key in ("fault", "later"):
             with connect(url) as connection:

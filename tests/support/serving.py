@@ -11,9 +11,9 @@ from typing import Any, Final
 import httpx
 import uvicorn
 
-from shardgate.server.asgi import AsgiApp
 from shardgate.main import create_app
 from shardgate.processes import configure
+from shardgate.server.asgi import AsgiApp
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
 from tests.support.processes import wait_until

@@ -15,9 +15,9 @@ from playwright.sync_api import Browser
 from zarr.storage import LocalStore
 
 from shardgate.settings import DatasetSettings, Settings
+from tests.support.auth.people import TOKENS, caller
 from tests.support.clients.reading import JS
 from tests.support.clients.writing import consolidate
-from tests.support.auth.people import TOKENS, caller
 from tests.support.lacking import lack
 from tests.support.serving import serving
 from tests.support.viewers.viewing import Asked, listen, paging

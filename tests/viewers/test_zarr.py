@@ -17,8 +17,8 @@ from cloudvolume import CloudVolume
 from zarr.storage import LocalStore
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
-from tests.support.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.support.auth.people import TOKENS, caller
+from tests.support.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.support.serving import serving
 from tests.support.viewers.stripes import AXES, CENTER, INNER, SECTIONS, SHAPE, VALUES, state, write
 from tests.support.viewers.viewing import Neuroglancer, View, sections

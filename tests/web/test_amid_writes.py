@@ -14,8 +14,8 @@ import icechunk
 import pytest
 import zarr
 
-from shardgate.web.previews import PLACEHOLDER
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
+from shardgate.web.previews import PLACEHOLDER
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr.building import LITTLE, array_metadata, sharding

@@ -4,14 +4,15 @@ import html
 import json
 import re
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
 from shardgate.server.asgi import request_of
-from shardgate.web.error_page import ErrorPages
+from shardgate.server.problems import Failure
 from shardgate.server.request import Headers, PathPrefix
 from shardgate.settings import LoginSettings
+from shardgate.web.error_page import ErrorPages
 
 HTML: Final = b"text/html,*/*;q=0.8"
 SIGN_IN: Final = LoginSettings(issuer="lab", client_id="a")
@@ -25,8 +26,9 @@ async def explain(
     scope: dict[str, Any] = {"method": "GET", "path": path, "headers": headers, "query_string": b""}
     request = request_of(scope, dict(headers), prefix=PathPrefix("/arrays"))
     reason = "<b>too many</b> \N{RIGHT-TO-LEFT OVERRIDE}"
-    sent, body = await ErrorPages(login).explain(request, HTTPStatus(status), reason, {})
-    return dict(sent), body.decode()
+    failure = Failure(HTTPStatus(status), reason)
+    response = await ErrorPages(login).explain(request, failure)
+    return dict(cast("Headers", response.headers)), cast("bytes", response.body).decode()
 
 
 def links(page: str) -> list[str]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
+from shardgate.storage.memory import MemoryStore
 from shardgate.web.nodes import (
     MOST_NBYTES,
     Channel,
@@ -19,11 +20,10 @@ from shardgate.web.nodes import (
     find_images,
     read_node,
 )
-from shardgate.storage.memory import MemoryStore
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
 from tests.support.formats.zarr.building import LITTLE, array_metadata
-from tests.support.web.images import ARRAY, AXES, image
 from tests.support.resolving import ROOT, Reading, reading
+from tests.support.web.images import ARRAY, AXES, image
 
 DAPI: Final = {"label": "DAPI", "color": "0000FF", "window": {"start": 5, "end": 90}}
 CHANNEL: Final = Channel("DAPI", "0000FF", (5, 90))

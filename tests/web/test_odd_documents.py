@@ -16,9 +16,9 @@ from shardgate.settings import DatasetSettings, Settings
 from tests.support.files import write_files
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
 from tests.support.formats.zarr.building import LITTLE, array_metadata
-from tests.support.web.images import ARRAY, AXES, image
 from tests.support.pages import open_page
 from tests.support.serving import client_of
+from tests.support.web.images import ARRAY, AXES, image
 
 HUGE: Final = 10**400
 MANY: Final[list[dict[str, Any]]] = [{}] * 100_000

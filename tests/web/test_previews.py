@@ -21,16 +21,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardgate.errors import StorageTimeoutError
-from shardgate.web.preview_worker import MOST_MEMORY_NBYTES
-from shardgate.web.previews import PLACEHOLDER, Preview, Previews, worker_command
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
-from tests.support.clocks import Clock
+from shardgate.web.preview_worker import MOST_MEMORY_NBYTES
+from shardgate.web.previews import PLACEHOLDER, Preview, Previews, worker_command
 from tests.support.auth.people import TOKENS, caller
+from tests.support.clocks import Clock
+from tests.support.resolving import ROOT, reading
+from tests.support.serving import client_of
 from tests.support.web.pictures import (
     BYTES,
     COLOURS,
@@ -45,8 +47,6 @@ from tests.support.web.pictures import (
     write_volume,
     write_zarr,
 )
-from tests.support.resolving import ROOT, reading
-from tests.support.serving import client_of
 
 MEASURING: Final = """
 import resource, subprocess, sys

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardgate.web.rendering import format_nbytes, format_shape, visible
 from shardgate.server.request import quote_key
+from shardgate.web.rendering import format_nbytes, format_shape, visible
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 

@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from shardgate import demo
-from shardgate.web.start_page import OverviewCache
-from shardgate.server.responses import csp_digest
 from shardgate.model import ObjectRef
+from shardgate.server.responses import csp_digest
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
+from shardgate.web.start_page import OverviewCache
+from tests.support.auth.people import TOKENS, caller
 from tests.support.clocks import Clock
 from tests.support.gates import Gate
-from tests.support.auth.people import TOKENS, caller
 from tests.support.pages import Page, open_page
 from tests.support.processes import wait_until
 from tests.support.read.stores import WatchedStore
@@ -134,7 +134,7 @@ def test_security_policy_allows_its_own_parts_only(page: Page) -> None:
 
 def test_colours_have_enough_contrast() -> None:
     """Text has a contrast of 4.5 and edges of fields one of 3, in both schemes (WCAG 1.4)."""
-    style = (Path(demo.__file__).parent / "http/pages/templates/page.css").read_text()
+    style = (Path(demo.__file__).parent / "web/templates/page.css").read_text()
     for scheme in style.split("prefers-color-scheme"):
         colours = dict(
             pair.strip().removeprefix("--").split(": ")

@@ -14,12 +14,13 @@ import pytest
 import zarr
 
 from shardgate.auth.access import ServedDataset
-from shardgate.web.nodes import MOST_NBYTES
-from shardgate.web.viewer import PUBLIC_VIEWER, VIEWER, Address
-from shardgate.server.responses import csp_digest
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
+from shardgate.server.address import Address
+from shardgate.server.responses import csp_digest
 from shardgate.settings import PUBLIC, DatasetSettings, Settings
+from shardgate.web.nodes import MOST_NBYTES
+from shardgate.web.viewer import PUBLIC_VIEWER, VIEWER, signing_viewer_of, viewer_of
 from tests.support.pages import parse
 from tests.support.serving import client_of
 
@@ -194,7 +195,7 @@ def test_address_follows_the_host_header(headers: tuple[str, str], expected: str
     plain, below = Address.of(*headers, "/at", None), Address.of(*headers, "/at", "ab%2Fc")
 
     assert (plain.base, below.base) == (f"{expected}/at", f"{expected}/at/~ab%2Fc")
-    assert below.viewer(is_installed=True) == f"{expected}/at/{VIEWER}"
+    assert viewer_of(below, is_installed=True) == f"{expected}/at/{VIEWER}"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_public_viewer_needs_https_or_localhost(
     host: str, proto: str, expected: str | None
 ) -> None:
     """A service without the viewer links the public one, if it has https or is localhost."""
-    assert Address.of(host, proto, "", None).viewer(is_installed=False) == expected
+    assert viewer_of(Address.of(host, proto, "", None), is_installed=False) == expected
 
 
 PRIVATE = ServedDataset(
@@ -235,5 +236,5 @@ def test_private_dataset_opens_where_people_sign_in(
     """A private dataset is opened in a viewer that signs people in, where its protocol works."""
     viewers = ["https://viewer.example", "https://other.example"]
 
-    assert address.signing_viewer(dataset, viewers) == viewer
-    assert address.signing_viewer(dataset, []) is None
+    assert signing_viewer_of(address, dataset, viewers) == viewer
+    assert signing_viewer_of(address, dataset, []) is None

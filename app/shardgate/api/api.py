@@ -1,10 +1,10 @@
 """``/api``, health, metrics and the list of datasets, with OpenAPI at ``/docs``."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -16,20 +16,19 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from shardgate.concurrency import bounded_gather
-from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
-from shardgate.formats.surveying import Description
 from shardgate.api.openapi import DEFAULT, AsciiJson
 from shardgate.api.repositories import build_repositories
 from shardgate.auth.access import Datasets, ServedDataset, may_write
-from shardgate.web.start_page import StartPage
-from shardgate.web.viewer import add_viewer
-from shardgate.server.problems import extension_members, status_of
-from shardgate.server.responses import ALLOW, Responder, csp_digest
+from shardgate.concurrency import bounded_gather
+from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
+from shardgate.formats.surveying import Description
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
+from shardgate.server.problems import Failure, extension_members, status_of
+from shardgate.server.request import Headers
+from shardgate.server.responses import ALLOW, Explain, csp_digest
 from shardgate.survey.inspect import DamageReport, inspect_page
 
 _AT_ONCE: Final = 64
@@ -86,15 +85,19 @@ class Readiness(BaseModel):
     datasets: dict[str, str]
 
 
-def build_api(
+def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
     datasets: Datasets,
     resolver: Resolver,
     metrics: Metrics,
     routers: Sequence[APIRouter] = (),
     *,
-    start_page: StartPage,
+    start_page: Callable[[Request], Awaitable[Response]],
+    explain: Explain,
 ) -> FastAPI:
-    """Build the FastAPI application, with the routes of *routers*, which write."""
+    """Build the FastAPI application, with the routes of *routers*.
+
+    *start_page* answers browsers at the root; *explain* says errors.
+    """
     app = FastAPI(
         title="Shardgate",
         description=_ABOUT,
@@ -105,18 +108,20 @@ def build_api(
         responses=dict(DEFAULT),
     )
     for error in (ShardgateError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(error, _respond_to_error)
+        app.add_exception_handler(error, _error_handler(explain))
     _add_datasets(app, datasets, resolver, start_page)
     _add_health(app, datasets, resolver, metrics)
     _add_docs(app)
-    add_viewer(app)
     for router in (build_repositories(datasets, resolver), *routers):
         app.router.routes.extend(router.routes)
     return app
 
 
 def _add_datasets(
-    app: FastAPI, datasets: Datasets, resolver: Resolver, start_page: StartPage
+    app: FastAPI,
+    datasets: Datasets,
+    resolver: Resolver,
+    start_page: Callable[[Request], Awaitable[Response]],
 ) -> None:
     """Add ``/`` and ``/api/datasets``."""
 
@@ -242,18 +247,6 @@ async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
     return "ok"
 
 
-async def _error_response(
-    request: Request,
-    status: HTTPStatus,
-    detail: str,
-    extra: Mapping[str, str] | None = None,
-    members: Mapping[str, object] | None = None,
-) -> Response:
-    responder: Responder = request.scope["responder"]
-    headers, body = await responder.explain(responder.request, status, detail, members or {})
-    return Response(body, status, {k.decode(): v.decode() for k, v in headers} | dict(extra or {}))
-
-
 def _methods_of(request: Request) -> str:
     """Return the methods of all routes of the path, for ``Allow``."""
     methods = {"OPTIONS"}
@@ -265,28 +258,39 @@ def _methods_of(request: Request) -> str:
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
-async def _respond_to_error(request: Request, error: Exception) -> Response:
-    match error:
-        case ShardgateError():
-            status = status_of(error)
-            log_failure(status, error)
-            extra = {"Allow": ALLOW.decode()} if status is HTTPStatus.METHOD_NOT_ALLOWED else None
-            if isinstance(error, TooManyRequestsError):
-                extra = {"retry-after": str(error.wait_s)}
-            members = extension_members(error)
-            return await _error_response(request, status, str(error), extra, members)
-        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
-            extra = {"Allow": _methods_of(request)}
-            status = HTTPStatus.METHOD_NOT_ALLOWED
-            return await _error_response(request, status, error.detail, extra)
-        case HTTPException():
-            status = HTTPStatus(error.status_code)
-            return await _error_response(request, status, error.detail, error.headers)
-        case RequestValidationError():
-            first: dict[str, Any] = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            detail = f"{where}: {first['msg']}"
-            return await _error_response(request, HTTPStatus.BAD_REQUEST, detail)
-        case _:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            return await _error_response(request, status, "a fault of this service")
+def _error_handler(explain: Explain) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def respond(
+        request: Request, failure: Failure, extra: Mapping[str, str] | None = None
+    ) -> Response:
+        explained = await explain(request.scope["responder"].request, failure)
+        headers = {k.decode(): v.decode() for k, v in cast("Headers", explained.headers)}
+        return Response(explained.body, explained.status, headers | dict(extra or {}))
+
+    async def handle(request: Request, error: Exception) -> Response:
+        match error:
+            case ShardgateError():
+                status = status_of(error)
+                log_failure(status, error)
+                extra = None
+                if status is HTTPStatus.METHOD_NOT_ALLOWED:
+                    extra = {"Allow": ALLOW.decode()}
+                if isinstance(error, TooManyRequestsError):
+                    extra = {"retry-after": str(error.wait_s)}
+                members = extension_members(error)
+                return await respond(request, Failure(status, str(error), error, members), extra)
+            case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
+                failure = Failure(HTTPStatus.METHOD_NOT_ALLOWED, error.detail)
+                return await respond(request, failure, {"Allow": _methods_of(request)})
+            case HTTPException():
+                failure = Failure(HTTPStatus(error.status_code), error.detail)
+                return await respond(request, failure, error.headers)
+            case RequestValidationError():
+                first: dict[str, Any] = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                detail = f"{where}: {first['msg']}"
+                return await respond(request, Failure(HTTPStatus.BAD_REQUEST, detail))
+            case _:
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                return await respond(request, Failure(status, "a fault of this service"))
+
+    return handle

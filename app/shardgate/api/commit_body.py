@@ -24,7 +24,7 @@ from shardgate.formats.icechunk.ids import decode_ids
 from shardgate.formats.icechunk.manifest import MAX_LOCATION_NBYTES, STRONG_ETAG, PayloadKind
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import is_node_path
-from shardgate.api.openapi import RequestDocument, first_fault
+from shardgate.server.body import RequestDocument, first_fault
 
 JSON_LINES: Final = "application/x-ndjson"
 _MAX_JSON_NBYTES: Final = 2 * 1024**2

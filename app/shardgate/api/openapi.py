@@ -5,15 +5,11 @@ from typing import Any, Final
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 type Responses = dict[int | str, dict[str, Any]]
 
 _MEDIA_TYPE: Final = "application/problem+json"
-
-
-class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
-    """JSON body of a request to ``/api``; unknown members are refused."""
 
 
 class Problem(BaseModel, use_attribute_docstrings=True):
@@ -65,12 +61,6 @@ def reads(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
     schemas = {"application/json": model.model_json_schema(), **others}
     content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
     return {"requestBody": {"required": is_required, "content": content}}
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return the place and the reason of the first fault of a document."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
 
 
 class AsciiJson(JSONResponse):

@@ -9,13 +9,10 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from shardgate.api.openapi import new_router, reads
+from shardgate.auth.access import Datasets
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
-from shardgate.api.openapi import RequestDocument, new_router, reads
-from shardgate.auth.access import Datasets
-from shardgate.server.body import RequestBodyReader
-from shardgate.server.conditions import parse_demand
-from shardgate.server.request import check_key
 from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
     Ancestor,
@@ -28,6 +25,9 @@ from shardgate.icechunk.repository import (
     read_refs,
 )
 from shardgate.read.resolver import Resolver
+from shardgate.server.body import RequestBodyReader, RequestDocument
+from shardgate.server.conditions import parse_demand
+from shardgate.server.request import check_key
 
 _DATASETS: Final = "/api/datasets"
 _TAG: Final = "Icechunk repositories"

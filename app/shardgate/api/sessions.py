@@ -10,12 +10,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
-from shardgate.concurrency import is_large, run_in_thread
-from shardgate.errors import BadHeaderError
-from shardgate.formats.icechunk.changes import ChangeSet
-from shardgate.formats.icechunk.conflicts import Policy
-from shardgate.formats.icechunk.ids import encode_id
-from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.api.commit_body import (
     JSON_LINES,
     CommitBody,
@@ -23,10 +17,15 @@ from shardgate.api.commit_body import (
     parse_commit,
     parse_commit_lines,
 )
-from shardgate.api.openapi import CONFLICTS, RequestDocument, new_router, reads
+from shardgate.api.openapi import CONFLICTS, new_router, reads
 from shardgate.api.repositories import opens
 from shardgate.auth.access import Datasets
-from shardgate.server.body import RequestBodyReader
+from shardgate.concurrency import is_large, run_in_thread
+from shardgate.errors import BadHeaderError
+from shardgate.formats.icechunk.changes import ChangeSet
+from shardgate.formats.icechunk.conflicts import Policy
+from shardgate.formats.icechunk.ids import encode_id
+from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.icechunk.chunk_files import put_chunk
 from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repository import OpenedRepository
@@ -36,6 +35,7 @@ from shardgate.icechunk.sessions.session import Session, SessionCommit
 from shardgate.icechunk.trains import Committer
 from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
+from shardgate.server.body import RequestBodyReader, RequestDocument
 
 _MAX_COMMIT_NBYTES: Final = 64 * 1024**2
 _MEMORY_PER_BYTE: Final = 16

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from math import inf
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote_to_bytes
 
-from shardgate.errors import MisdirectedError, UnauthenticatedError
 from shardgate.auth.access import (
     NOBODY,
     Caller,
@@ -23,8 +22,9 @@ from shardgate.auth.access import (
     may_read,
 )
 from shardgate.auth.sigv4 import Signatures
-from shardgate.server.request import Request, token_in
+from shardgate.errors import MisdirectedError, UnauthenticatedError
 from shardgate.observability.metrics import note_caller
+from shardgate.server.request import Request, token_in
 from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
 
 _READS: Final = ("GET", "HEAD")
@@ -162,7 +162,7 @@ class Authenticator:
         self._readers.clear()
 
     def cached_reader(self, request: Request, dataset: ServedDataset | None) -> Caller | None:
-        """Return the cached caller with the right to read *dataset*; see `DataPlane.answer`.
+        """Return the cached caller with the right to read *dataset*; see `ReadPlane.cached`.
 
         The dataset is private or does not exist.
         """
@@ -178,7 +178,10 @@ class Authenticator:
                 self._readers.clear()
             caller = known.caller
             self._readers[key] = caller, now + min(known.until_s - time.time(), _CACHED_S)
-        return caller if self._hosts.admits(request.headers.get(b"host", b"")) else None
+        if not self._hosts.admits(request.headers.get(b"host", b"")):
+            return None
+        request.caller = caller
+        return caller
 
     def demand_host(self, request: Request) -> None:
         """Check the host, except of reads of public data. Raises: `MisdirectedError`.
@@ -202,11 +205,13 @@ class Authenticator:
 
         Raises: `UnauthenticatedError`, `SignatureError`, `IssuerUnavailableError`.
         """
-        if request.caller is None:
+        caller = cast("Caller | None", request.caller)  # which only this class sets
+        if caller is None:
             is_same = self._datasets.is_all_public
-            request.caller = NOBODY if is_same else await self._identify(request)
-        note_caller(request.caller.name)
-        return request.caller
+            caller = NOBODY if is_same else await self._identify(request)
+            request.caller = caller
+        note_caller(caller.name)
+        return caller
 
     async def enter(self, request: Request, name: str) -> ServedDataset:
         """Return a dataset the caller may read. Raises: `UnknownDatasetError`, see `caller`."""

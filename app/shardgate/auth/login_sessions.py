@@ -14,11 +14,11 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from starlette.requests import cookie_parser
 
-from shardgate.errors import ForbiddenError, TokenRecordsError
 from shardgate.auth.access import Caller, Datasets, Identity
 from shardgate.auth.token_records import TokenRecords
 from shardgate.auth.tokens import TokenSigner, reader
-from shardgate.web.viewer import Address, address_of
+from shardgate.errors import ForbiddenError, TokenRecordsError
+from shardgate.server.address import Address, address_of
 from shardgate.server.request import Request as GatewayRequest
 from shardgate.settings import RESERVED, Settings
 

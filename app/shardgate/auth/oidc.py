@@ -19,9 +19,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import exceptions
 from jwt.algorithms import AllowedPublicKeys
 
+from shardgate.auth.access import Caller, Identity
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
-from shardgate.auth.access import Caller, Identity
 from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, inner_url
 
 TIMEOUT_S: Final = 5.0

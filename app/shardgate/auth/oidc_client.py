@@ -19,8 +19,6 @@ import jwt
 import orjson
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from shardgate.concurrency import run_in_thread
-from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.auth.oidc import (
     TIMEOUT_S,
     Claims,
@@ -32,6 +30,8 @@ from shardgate.auth.oidc import (
     open_client,
     slash_fault,
 )
+from shardgate.concurrency import run_in_thread
+from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.settings import LoginSettings
 
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)

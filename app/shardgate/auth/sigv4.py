@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote
 
-from shardgate.errors import SignatureError
 from shardgate.auth.access import Caller, configured_caller
+from shardgate.errors import SignatureError
 from shardgate.settings import CallerSettings
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Final, Self
 from urllib.parse import quote
 
 import jwt
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, PositiveInt, SecretStr, model_validator
 
-from shardgate.errors import BadBodyError, ForbiddenError, UnauthenticatedError
-from shardgate.api.openapi import RequestDocument, new_router, reads
-from shardgate.auth.access import NOBODY, Caller, Datasets, Identity
-from shardgate.auth.token_records import TokenList, TokenRecord, TokenRecords
-from shardgate.server.body import RequestBodyReader
+from shardgate.auth.access import Caller, Datasets, Identity
+from shardgate.auth.token_records import TokenRecord, TokenRecords
+from shardgate.errors import BadBodyError, UnauthenticatedError
+from shardgate.server.body import RequestDocument
 from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
@@ -216,42 +214,3 @@ class TokenMint(TokenSigner):
     async def identify(self, token: str) -> Identity | None:
         """Return the maker of *token* with the grants of the token; see `identify_reader`."""
         return await self.identify_reader(_LINK, token, lambda claims: claims["datasets"])
-
-
-def build_tokens(tokens: TokenMint, bodies: RequestBodyReader) -> APIRouter:
-    """Build the routes of tokens."""
-    router = new_router("/api/tokens", "Tokens")
-
-    @router.post("", status_code=201, openapi_extra=reads(TokenOptions))
-    async def mint_token(request: Request) -> Token:
-        """Make a short-lived token to read datasets that the caller may read."""
-        caller = _demand_maker(request)
-        options = await bodies.read_document(request, TokenOptions)
-        return await tokens.make(caller, options, request.scope["root_path"])
-
-    @router.get("")
-    async def list_tokens(request: Request) -> TokenList:
-        """List the valid tokens that the caller has made, without their text."""
-        return await tokens.records.list(_demand_maker(request).name)
-
-    @router.delete("/{token_id}", status_code=204)
-    async def revoke_token(request: Request, token_id: str) -> None:
-        """Revoke a token that the caller has made; processes that share the records of tokens
-        refuse it within 10 s.
-        """
-        await tokens.records.revoke(_demand_maker(request).name, token_id)
-
-    return router
-
-
-def _demand_maker(request: Request) -> Caller:
-    """Return the caller of *request*, if it may make, list and revoke tokens.
-
-    Raises: `UnauthenticatedError`, `ForbiddenError`.
-    """
-    caller: Caller = request.scope["caller"]
-    if caller == NOBODY:
-        raise UnauthenticatedError("credentials are needed for tokens")
-    if MADE in caller.grants:
-        raise ForbiddenError("a token made here makes, lists and revokes none")
-    return caller

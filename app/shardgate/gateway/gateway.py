@@ -1,15 +1,12 @@
-"""Admission, authentication, and dispatch to the data plane or ``/api``.
+"""Dispatch of requests: virtual keys to reads and writes, all other paths to ``/api`` and pages."""
 
-Admission limits concurrent requests, in all and of each kind, and the wait for a response.
-"""
-
-from collections import Counter
+import logging
 from collections.abc import MutableMapping
-from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Self
+from typing import Any, Final, cast
 
-from shardgate.concurrency import Deadline, Deadlines, largest_share
+from shardgate.auth.access import NOBODY, Caller
+from shardgate.auth.authenticator import Authenticator
 from shardgate.errors import (
     BadKeyError,
     BusyError,
@@ -19,156 +16,46 @@ from shardgate.errors import (
     ShardgateError,
     TooManyRequestsError,
 )
-from shardgate.auth.access import NOBODY, Caller
-from shardgate.auth.authenticator import Authenticator
-from shardgate.server.problems import problem
-from shardgate.gateway.read import DataPlane
+from shardgate.gateway.admission import ConcurrencyLimiter
+from shardgate.gateway.read import ReadPlane
+from shardgate.gateway.s3.dialect import speaks_s3
+from shardgate.gateway.shard_affinity import ShardAffinity
+from shardgate.gateway.write import FOREIGN, WritePlane
+from shardgate.server.body import ClientGoneError
+from shardgate.server.problems import Failure, problem
 from shardgate.server.request import (
-    Answer,
     Asgi,
-    DeferredResponse,
     Exchange,
-    Networks,
+    Headers,
     Request,
     RequestHeaders,
     Response,
-    client_of,
     request_id,
 )
 from shardgate.server.responses import ALLOW, NO_STORE, Cors, Explain, Responder
-from shardgate.gateway.shard_affinity import NAME as SHARDS
-from shardgate.gateway.shard_affinity import PREFIX, ShardAffinity
-from shardgate.gateway.write import FOREIGN
-from shardgate.settings import RESERVED, SIGN_IN
+from shardgate.settings import SIGN_IN
 
 _NO_BODY: Final = (b"content-length", b"0")
 _OPEN: Final = ("/healthz", "/docs", "/openapi.json")
-_ROOTS: Final = (b"/", b"")
 _ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
 """Paths without a limit on concurrent requests."""
 _NOT_BELOW_TOKENS: Final = ("/readyz", "/metrics", "/docs")
 """Paths that proxies may keep private, and the API's page, which sends requests without a token."""
 _READS: Final = ("GET", "HEAD")
 _API_METHODS: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
-
-type _Group = tuple[str, str]
-"""Kind of requests, and their dataset; empty for all datasets."""
-
-
-class ConcurrencyLimiter:
-    """Admits *most* requests at a time, and *most_per_client* of each client unless that is 0.
-
-    Three quarters of *most* may be requests of one of *several_datasets*, which wait for its store,
-    and three quarters of any share may be writes, which wait for their clients. A read whose
-    response has not begun after *longest_s* is cancelled.
-    """
-
-    def __init__(
-        self,
-        *,
-        most: int,
-        most_per_client: int,
-        longest_s: float,
-        proxies: Networks,
-        several_datasets: bool,
-    ) -> None:
-        self.most = most
-        self.most_per_dataset = largest_share(most) if several_datasets else most
-        self.most_per_client = most_per_client
-        self.deadlines = Deadlines(longest_s)
-        self._proxies = proxies
-        self.running = 0
-        self.by_group: dict[_Group, int] = {}
-        self.by_client: Counter[str] = Counter()
-
-    def permit(self, request: Request, exchange: Exchange) -> "Permit":
-        """Return the permit to answer *request* by *exchange*, to be entered."""
-        client = None
-        if self.most_per_client and request.peer:
-            client = client_of(request.peer.decode(), request.headers, self._proxies)
-        is_read = request.method in _READS
-        return Permit(self, exchange, client, request.dataset, is_read=is_read)
-
-
-class Permit(Deadline):
-    """Permission to answer one request while the block lasts.
-
-    Raises: on entering `BusyError`, `TooManyRequestsError`; on leaving `OverdueError` if the
-    response of a read did not begin in time.
-    """
-
-    __slots__ = ("_exchange", "_groups", "_limiter", "client", "is_read")
-
-    def __init__(
-        self,
-        limiter: ConcurrencyLimiter,
-        exchange: Exchange,
-        client: str | None,
-        dataset: str,
-        *,
-        is_read: bool,
-    ) -> None:
-        super().__init__(limiter.deadlines)
-        self._limiter = limiter
-        self._exchange = exchange
-        self.client = client
-        self.is_read = is_read
-        most = limiter.most_per_dataset
-        self._groups: tuple[tuple[_Group, int], ...] = ((("requests", dataset), most),)
-        if not is_read:
-            self._groups += (
-                (("writes", dataset), largest_share(most)),
-                (("writes", ""), largest_share(limiter.most)),
-            )
-
-    def __enter__(self) -> Self:
-        limiter, client = self._limiter, self.client
-        if limiter.running >= limiter.most:
-            raise BusyError(f"too many concurrent requests (limit {limiter.most})")
-        by_group = limiter.by_group
-        for (kind, dataset), limit in self._groups:
-            if by_group.get((kind, dataset), 0) >= limit:
-                what = f"{kind} of {dataset}" if dataset else kind
-                raise BusyError(f"too many concurrent {what} (limit {limit})")
-        if client is not None:
-            if limiter.by_client[client] >= (limit := limiter.most_per_client):
-                text = f"too many concurrent requests from this client (limit {limit})"
-                raise TooManyRequestsError(text)
-            limiter.by_client[client] += 1
-        limiter.running += 1
-        for group, _ in self._groups:
-            by_group[group] = by_group.get(group, 0) + 1
-        return super().__enter__() if self.is_read else self
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        limiter, client = self._limiter, self.client
-        limiter.running -= 1
-        for group, _ in self._groups:
-            limiter.by_group[group] -= 1
-            if not limiter.by_group[group]:
-                del limiter.by_group[group]
-        if client is not None:
-            limiter.by_client[client] -= 1
-            if not limiter.by_client[client]:
-                del limiter.by_client[client]
-        try:
-            super().__exit__(kind, *raised)
-        except TimeoutError:
-            raise OverdueError("the answer took too long") from None
-
-    def cancel(self) -> None:
-        """Cancel the read, unless its response has begun."""
-        if not self._exchange.status:
-            super().cancel()
+_log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Sends reserved names to the ASGI application *api*, and all others to *data*."""
+    """Sends requests of virtual keys to *reads* and *writes*, and all others to *api*, an ASGI
+    application.
+    """
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         api: Any,
-        data: DataPlane,
+        reads: ReadPlane,
+        writes: WritePlane,
         shards: ShardAffinity,
         *,
         authenticator: Authenticator,
@@ -178,50 +65,83 @@ class Gateway:
     ) -> None:
         self._api = api
         self._authenticator = authenticator
-        self._data = data
+        self._reads = reads
+        self._writes = writes
         self._shards = shards
         self._cors = cors
         self._explain = explain
         self._limiter = limiter
 
-    def answer(self, request: Request) -> Answer | None:
-        """Answer a request; `None` if it must come through ASGI."""
-        if request.name == SHARDS and request.raw_path.startswith(PREFIX):
-            return self._shards.answer(request)
-        answer: Answer
-        if request.name in RESERVED or request.raw_path in _ROOTS:
-            if request.asgi is None:
-                return None
-            answer = partial(self._answer_reserved, request, request.asgi)
-            if request.path in _ALWAYS:
-                return answer
-        else:
-            answer = self._data.answer(request)
-        if isinstance(answer, Response) or request.method == "OPTIONS":
-            return answer
-        return partial(self._answer_within_limits, request, answer)
+    def cached(self, request: Request) -> Response | None:
+        """Return the response to a GET of bytes in memory."""
+        if self._shards.answers(request):
+            return self._shards.cached(request)
+        return self._reads.cached(request)
 
-    async def _answer_within_limits(
-        self, request: Request, answer: DeferredResponse, exchange: Exchange
-    ) -> None:
+    async def respond(self, request: Request, exchange: Exchange) -> None:
+        """Send the response, within the limits."""
+        if self._shards.answers(request):
+            await self._shards.respond(request, exchange)
+            return
+        responder = Responder(request, exchange, self._cors, self._explain)
+        is_always = request.needs_asgi and request.path in _ALWAYS
+        if is_always or request.method == "OPTIONS":
+            await self._respond_admitted(request, responder)
+            return
         try:
             with self._limiter.permit(request, exchange):
                 self._authenticator.demand_host(request)
-                await answer(exchange)
+                await self._respond_admitted(request, responder)
         except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
-            await Responder(request, exchange, self._cors, self._explain).fail(error)
+            await responder.fail(error)
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
-        """Return the problem response to malformed HTTP; *headers* are those that have arrived."""
-        response, body = problem(status, detail)
-        response += [*self._cors.headers(headers.get(b"origin")), NO_STORE]
-        response.append((b"x-request-id", request_id(headers.get(b"x-request-id"))))
-        return Response(status, response, body)
+        """Return the problem document of malformed HTTP; *headers* are those that have arrived."""
+        refusal = problem(Failure(status, detail))
+        sent_headers = [
+            *cast("Headers", refusal.headers),
+            *self._cors.headers(headers.get(b"origin")),
+            NO_STORE,
+            (b"x-request-id", request_id(headers.get(b"x-request-id"))),
+        ]
+        return Response(status, sent_headers, refusal.body)
 
-    async def _answer_reserved(self, request: Request, asgi: Asgi, exchange: Exchange) -> None:
-        method, path = request.method, request.path
-        responder = Responder(request, exchange, self._cors, self._explain)
-        if path == "" and not responder.is_s3:
+    async def _respond_admitted(self, request: Request, responder: Responder) -> None:
+        if not request.needs_asgi:
+            await self._respond_key(request, responder)
+        elif request.asgi is not None:
+            await self._respond_route(request, request.asgi, responder)
+
+    async def _respond_key(self, request: Request, responder: Responder) -> None:
+        """Read or write; an error becomes a problem document, or ends a response that has begun."""
+        exchange = responder.exchange
+        try:
+            if request.method == "OPTIONS":
+                await responder.preflight(await self._writes.allowed_methods(request))
+            elif request.fault is not None:
+                await responder.fail(request.fault)
+            elif request.method in _READS:
+                await self._reads.respond(request, responder)
+            elif request.body is not None:
+                await self._writes.respond(request, request.body, responder)
+        except ShardgateError as error:
+            if exchange.status:
+                _log.warning("an answer broke off", exc_info=error)
+                raise
+            await responder.fail(error)
+        except ClientGoneError:
+            pass
+        except Exception:
+            if exchange.status:
+                raise
+            _log.exception("a request failed")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            await responder.problem(status, "a fault of this service")
+
+    async def _respond_route(self, request: Request, asgi: Asgi, responder: Responder) -> None:
+        method = request.method
+        path = request.path
+        if path == "" and not speaks_s3(request):
             # Relative links keep the token of /~TOKEN, or a mount, only below a slash.
             here = request.base_path.rpartition("/")[2]
             location = (b"location", f"./{here}/".encode("latin-1"))
@@ -240,8 +160,8 @@ class Gateway:
             return
         if method == "OPTIONS":
             await responder.preflight(_API_METHODS if path.startswith("/api/") else ALLOW)
-        elif path in {"/", ""} and method == "GET" and responder.is_s3:
-            await self._data.list_buckets(responder, caller)
+        elif path in {"/", ""} and method == "GET" and speaks_s3(request):
+            await self._reads.list_buckets(responder, caller)
         elif method not in _READS and responder.is_foreign:
             await responder.fail(ForeignPageError(FOREIGN))
         else:

@@ -1,68 +1,44 @@
-"""GET, HEAD and OPTIONS of ``/{dataset}/{virtual key}``."""
+"""GET and HEAD of ``/{dataset}/{virtual key}``."""
 
 import html
-import logging
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Final, cast
 
-from shardgate.concurrency import is_many, run_in_thread, yield_to_loop
-from shardgate.errors import (
-    RequestError,
-    ShardgateError,
-    StorageUnusableError,
-)
+from shardgate.auth.access import Caller, Datasets, ServedDataset
+from shardgate.auth.authenticator import Authenticator
+from shardgate.concurrency import is_many, run_in_thread
+from shardgate.errors import RequestError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
-from shardgate.auth.access import Caller, Datasets, ServedDataset
-from shardgate.auth.authenticator import Authenticator
-from shardgate.server.body import ClientGoneError
-from shardgate.server.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
-from shardgate.web.dataset_page import MOST_NAMES, DatasetPages
-from shardgate.server.request import (
-    Answer,
-    Exchange,
-    Headers,
-    Request,
-    Response,
-    encode_headers,
-    quote_segment,
-)
-from shardgate.server.responses import (
-    ALLOW,
-    NO_STORE,
-    Cors,
-    Explain,
-    Responder,
-    cache_headers,
-    entity_headers,
-    page_headers,
-)
+from shardgate.gateway.entity_headers import cache_headers, entity_headers
 from shardgate.gateway.s3 import dialect
-from shardgate.gateway.write import WritePlane
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened, Selection
 from shardgate.read.listing import Page
 from shardgate.read.resolver import CachedEntity, Resolver
+from shardgate.server.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
+from shardgate.server.request import Headers, Request, Response, encode_headers, quote_segment
+from shardgate.server.responses import NO_STORE, Cors, Responder, page_headers
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
-_EVERY_METHOD: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
-_READS: Final = frozenset({"GET", "HEAD"})
 _NO_STORE: Final = b"no-store"
 _HTML: Final = b"text/html; charset=utf-8"
 _VARY: Final = (b"vary", b"Accept")
 _NO_NAMES: Final = frozenset[bytes]()
-_log = logging.getLogger(__name__)
 
 
-class DataPlane:
-    """Answers requests for virtual keys; those that write go on to `WritePlane`."""
+type SendPage = Callable[[Responder, ServedDataset, VirtualKey], Awaitable[bool]]
+"""Sends the page of a folder to a browser; false if nothing is found there."""
+
+
+class ReadPlane:
+    """Answers requests that read virtual keys."""
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
@@ -70,37 +46,33 @@ class DataPlane:
         authenticator: Authenticator,
         resolver: Resolver,
         sessions: Sessions,
-        writing: WritePlane,
         *,
-        pages: DatasetPages,
         cors: Cors,
-        explain: Explain,
+        send_page: SendPage,
     ) -> None:
         self._authenticator = authenticator
         self._datasets = datasets
         self._resolver = resolver
         self._sessions = sessions
-        self._writing = writing
-        self._pages = pages
         self._cors = cors
-        self._explain = explain
+        self._send_page = send_page
 
-    def answer(self, request: Request) -> Answer:
-        """Answer a request, at once if it is a GET of bytes in memory."""
-        is_plain = request.method == "GET" and not request.query
+    def cached(self, request: Request) -> Response | None:
+        """Return the response to a GET of bytes in memory."""
+        if request.method != "GET" or request.query:
+            return None
         try:
-            response = self._answer_cached(request) if is_plain else None
-        except RequestError:  # `_respond` raises it again
-            response = None
-        return response or partial(self._respond, request)
+            return self._respond_cached(request)
+        except RequestError:  # `respond` raises it again
+            return None
 
-    def _answer_cached(self, request: Request) -> Response | None:
+    def _respond_cached(self, request: Request) -> Response | None:
         key, dataset = request.key, self._datasets.get(request.name)
         if not key or key.endswith("/"):
             return None
         if dataset is None or not dataset.is_public:
-            request.caller = self._authenticator.cached_reader(request, dataset)
-            if dataset is None or request.caller is None:
+            caller = self._authenticator.cached_reader(request, dataset)
+            if dataset is None or caller is None:
                 return None
         found = self._resolver.get_cached(dataset, key)
         if found is None or (entity := found.entity) is None:
@@ -139,35 +111,12 @@ class DataPlane:
         names = [each.name for each in self._datasets.readable_by(caller)]
         await responder.send_document(dialect.MEDIA_TYPE, dialect.bucket_list(names))
 
-    async def _respond(self, request: Request, exchange: Exchange) -> None:
-        """Read or write; an error becomes a problem document, or ends a response that has begun."""
-        responder = Responder(request, exchange, self._cors, self._explain)
-        try:
-            if request.method == "OPTIONS":
-                await responder.preflight(await self._allowed(request))
-            elif request.fault is not None:
-                await responder.fail(request.fault)
-            elif request.method in _READS:
-                await self._respond_read(request, responder)
-            elif request.body is not None:
-                await self._writing.respond(request, request.body, responder)
-        except ShardgateError as error:
-            if exchange.status:
-                _log.warning("an answer broke off", exc_info=error)
-                raise
-            await responder.fail(error)
-        except ClientGoneError:
-            pass
-        except Exception:
-            if exchange.status:
-                raise
-            _log.exception("a request failed")
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            await responder.problem(status, "a fault of this service")
-
-    async def _respond_read(self, request: Request, responder: Responder) -> None:
-        method, query = request.method, request.query
+    async def respond(self, request: Request, responder: Responder) -> None:
+        """Answer a GET or HEAD, which has a valid key, if any. Raises: any `ShardgateError`."""
+        method = request.method
+        query = request.query
         names = dialect.parameter_names(query) if query else _NO_NAMES
+        is_s3 = dialect.speaks_s3(request)
         key = request.key
         dataset = await self._authenticator.enter(request, request.name)
         if names:
@@ -181,9 +130,9 @@ class DataPlane:
             else:
                 conditions = Conditions.parse(method, request.headers)
                 await self._read(*place, conditions, responder)
-        elif dialect.lists_objects(method, names, is_s3=responder.is_s3):
+        elif dialect.lists_objects(method, names, is_s3=is_s3):
             await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
-        elif responder.is_s3 or dialect.describes_bucket(names):
+        elif is_s3 or dialect.describes_bucket(names):
             await _describe_bucket(responder, method, names)
         elif key is None and Conditions.parse(method, request.headers).is_plain_get:
             await _redirect(responder, dataset, f"./{quote_segment(dataset.name)}/")
@@ -192,16 +141,6 @@ class DataPlane:
             await _send_missing(responder, dataset, detail)
         else:
             await self._list(responder, dataset, key)
-
-    async def _allowed(self, request: Request) -> bytes:
-        """Return the methods that are allowed on the path, whether or not it names an object."""
-        if request.fault is not None:
-            return ALLOW
-        dataset = self._datasets.get(request.name)
-        if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
-            return _EVERY_METHOD  # a private dataset is indistinguishable from a missing one
-        names = dialect.parameter_names(request.query)
-        return await self._writing.allowed_methods(dataset, request.key, names)
 
     async def _read(
         self, dataset: ServedDataset, key: VirtualKey, conditions: Conditions, responder: Responder
@@ -257,13 +196,14 @@ class DataPlane:
 
     async def _list(self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey) -> None:
         """Send the page of a folder to a browser, and a plain page of links to other clients."""
+        missing = f"there are no keys below {dataset.name}/{prefix}"
         if responder.request.accepts_html:
-            await self._send_page(responder, dataset, prefix)
+            if not await self._send_page(responder, dataset, prefix):
+                await _send_missing(responder, dataset, missing)
             return
-        listed = await self._names(dataset, prefix, MOST_LINKS)
+        listed = await self._resolver.first_names(dataset, prefix, MOST_LINKS + 1)
         if not listed:
-            detail = f"there are no keys below {dataset.name}/{prefix}"
-            await _send_missing(responder, dataset, detail)
+            await _send_missing(responder, dataset, missing)
             return
         path = f"/{dataset.name}/{prefix}"
         body = await run_in_thread(listing_page, path, listed, is_long=is_many(len(listed)))
@@ -271,42 +211,9 @@ class DataPlane:
         headers += [header for header in page_headers() if header not in headers]
         await responder.send(HTTPStatus.OK, headers, body)
 
-    async def _names(self, dataset: ServedDataset, prefix: VirtualKey, most: int) -> list[Name]:
-        """Return up to *most* names, and one more if there are more."""
-        listed: list[Name] = []
-        async with aclosing(self._resolver.list(dataset, prefix)) as names:
-            async for name in names:
-                listed.append(name)
-                await yield_to_loop(len(listed))
-                if len(listed) > most:
-                    break
-        return listed
-
-    async def _send_page(
-        self, responder: Responder, dataset: ServedDataset, prefix: VirtualKey
-    ) -> None:
-        """Send the page of a folder; a store that cannot list may still have a node there."""
-        listed, failure = list[Name](), None
-        try:
-            listed = await self._names(dataset, prefix, MOST_NAMES)
-        except StorageUnusableError as error:
-            failure = error
-        reason = "" if failure is None else str(failure)
-        body = await self._pages.render(responder.request, dataset, prefix, listed, reason)
-        if body is None and failure is not None:
-            raise failure
-        if body is None:
-            detail = f"there are no keys below {dataset.name}/{prefix}"
-            await _send_missing(responder, dataset, detail)
-            return
-        length = (b"content-length", b"%d" % len(body))
-        headers = [(b"content-type", _HTML), length, *self._pages.headers, NO_STORE, _VARY]
-        await responder.send(HTTPStatus.OK, headers, body)
-
 
 def _negotiate(request: Request) -> Negotiation:
-    is_s3 = dialect.speaks_s3(request.headers, request.query)
-    return Negotiation(request.headers.get(b"accept-encoding"), is_s3)
+    return Negotiation(request.headers.get(b"accept-encoding"), dialect.speaks_s3(request))
 
 
 async def _describe_bucket(responder: Responder, method: str, names: frozenset[bytes]) -> None:

@@ -8,16 +8,16 @@ as they do for a dataset that does not exist.
 import asyncio
 import time
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Final
 
+from shardgate.auth.access import Datasets
 from shardgate.errors import BadKeyError, ShardgateError
 from shardgate.formats.icechunk.keys import session_prefix
-from shardgate.auth.access import Datasets
+from shardgate.read.metadata_cache import SizedLRUCache
+from shardgate.read.resolver import Resolver
 from shardgate.server.request import (
-    Answer,
     Exchange,
     Headers,
     Networks,
@@ -28,8 +28,6 @@ from shardgate.server.request import (
     split_token,
     strip_prefix,
 )
-from shardgate.read.metadata_cache import SizedLRUCache
-from shardgate.read.resolver import Resolver
 from shardgate.settings import first_segment
 
 NAME: Final = "_shard"
@@ -54,19 +52,40 @@ class ShardAffinity:
         """Names and the times at which they expire, by path."""
         self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
 
-    def answer(self, request: Request) -> Answer:
-        """Answer a request of any method."""
-        path, root_path = request.raw_path[len(PREFIX) - 1 :], request.root_path
-        if root_path and self._datasets.get(first_segment(root_path)) is None:
-            path = strip_prefix(path, root_path)
-        _, path = split_token(path)
+    def answers(self, request: Request) -> bool:
+        """Return whether *request* is for the name of a shard."""
+        return request.name == NAME and request.raw_path.startswith(PREFIX)
+
+    def cached(self, request: Request) -> Response | None:
+        """Return the response to a request of any method, if no index has to be read for it."""
+        path = self._path_in(request)
         headers = _hash_headers(path)
         if self._may_know(path, request.peer):
             name, expires_at = self._names.get(path) or (b"", 0.0)
             if expires_at < time.monotonic():
-                return partial(self._answer_later, path)
+                return None
             headers = [(b"x-shard", name), _CACHE_CONTROL]
         return Response(HTTPStatus.NO_CONTENT, headers)
+
+    async def respond(self, request: Request, exchange: Exchange) -> None:
+        """Answer a request, with the hash of its path if the look-up takes too long."""
+        path = self._path_in(request)
+        headers = _hash_headers(path)[:1]
+        if headers:
+            with suppress(ShardgateError, TimeoutError):
+                async with asyncio.timeout(_LONGEST_S):
+                    name = _hash(await self._name(path))
+                self._names.put(path, (name, time.monotonic() + _CACHED_S))
+                headers = [(b"x-shard", name), _CACHE_CONTROL]
+        await exchange.write(Response(HTTPStatus.NO_CONTENT, headers))
+
+    def _path_in(self, request: Request) -> bytes:
+        """Return the path of the key, without a prefix of the service and a token."""
+        path = request.raw_path[len(PREFIX) - 1 :]
+        root_path = request.root_path
+        if root_path and self._datasets.get(first_segment(root_path)) is None:
+            path = strip_prefix(path, root_path)
+        return split_token(path)[1]
 
     def _may_know(self, path: bytes, peer: bytes) -> bool:
         """Return whether *peer* may know which keys share a shard with that of *path*."""
@@ -76,16 +95,6 @@ class ShardAffinity:
             return True
         is_public = dataset is not None and dataset.is_public
         return is_public or is_within(peer.decode(), self._proxies)
-
-    async def _answer_later(self, path: bytes, exchange: Exchange) -> None:
-        headers = _hash_headers(path)[:1]
-        if headers:
-            with suppress(ShardgateError, TimeoutError):
-                async with asyncio.timeout(_LONGEST_S):
-                    name = _hash(await self._name(path))
-                self._names.put(path, (name, time.monotonic() + _CACHED_S))
-                headers = [(b"x-shard", name), _CACHE_CONTROL]
-        await exchange.write(Response(HTTPStatus.NO_CONTENT, headers))
 
     async def _name(self, path: bytes) -> bytes:
         """Return the shard or session of *path*, or *path*. Raises: `ShardgateError`."""

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
+from shardgate.auth.access import Datasets, ServedDataset, why_read_only
+from shardgate.auth.authenticator import Authenticator
 from shardgate.errors import (
     BadBodyError,
     BadHeaderError,
@@ -21,18 +23,16 @@ from shardgate.errors import (
     UnsupportedError,
 )
 from shardgate.formats.icechunk.keys import session_prefix
-from shardgate.auth.access import ServedDataset, why_read_only
-from shardgate.auth.authenticator import Authenticator
-from shardgate.server.body import ContentCoding, IncomingBody, Payload, read_payload
-from shardgate.server.conditions import parse_demand
-from shardgate.server.request import Headers, Request, RequestHeaders, check_key
-from shardgate.server.responses import ALLOW, NO_STORE, Responder
 from shardgate.gateway.s3 import dialect
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.read.resolver import Resolver
+from shardgate.server.body import ContentCoding, IncomingBody, Payload, read_payload
+from shardgate.server.conditions import parse_demand
+from shardgate.server.request import Headers, Request, RequestHeaders, check_key
+from shardgate.server.responses import ALLOW, NO_STORE, Responder
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.storage.http_headers import METADATA, object_headers
 from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
@@ -129,17 +129,19 @@ class WritePlane:
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
+        datasets: Datasets,
         authenticator: Authenticator,
         sessions: Sessions,
         writer: Writer,
+        *,
         copy: Copy,
         upload_steps: Mapping[str, Handler],
-        *,
         eraser: Eraser,
         resolver: Resolver,
         budget: ByteBudget,
         max_chunk_nbytes: int,
     ) -> None:
+        self._datasets = datasets
         self._authenticator = authenticator
         self._sessions = sessions
         self._writer = writer
@@ -155,7 +157,17 @@ class WritePlane:
         }
         """By method, with the parameter that must be given."""
 
-    async def allowed_methods(
+    async def allowed_methods(self, request: Request) -> bytes:
+        """Return the methods that are allowed on the path, whether or not it names an object."""
+        if request.fault is not None:
+            return ALLOW
+        dataset = self._datasets.get(request.name)
+        if not self._datasets.is_all_public and (dataset is None or not dataset.is_public):
+            return _WITH_POST  # a private dataset is indistinguishable from a missing one
+        names = dialect.parameter_names(request.query)
+        return await self._methods_of(dataset, request.key, names)
+
+    async def _methods_of(
         self, dataset: ServedDataset | None, key: VirtualKey | None, names: frozenset[bytes]
     ) -> bytes:
         """Return the methods of *key* or *dataset*; POST of a key is a step of an upload."""
@@ -180,7 +192,7 @@ class WritePlane:
         if not dataset.is_writable or not is_served:
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
             detail = f"{method} is not served here{reason}"
-            allow = await self.allowed_methods(dataset, key, names)
+            allow = await self._methods_of(dataset, key, names)
             status = HTTPStatus.METHOD_NOT_ALLOWED
             await responder.problem(status, detail, (b"allow", allow))
             return
@@ -305,10 +317,12 @@ class WritePlane:
 
 async def _refuse(method: str, request: WriteRequest) -> None:
     """Refuse a request of a whole dataset; S3 clients that create a bucket expect 409."""
-    if not request.responder.is_s3:
+    responder = request.responder
+    if not dialect.speaks_s3(responder.request):
         raise BadParameterError(f"{method} of a whole dataset needs {_NEEDED[method]}")
     if method != "PUT":
         raise UnsupportedError(f"{method} of a bucket is not served")
+    status = HTTPStatus.CONFLICT
     detail = f"the dataset {request.dataset.name} exists already"
-    code = "BucketAlreadyOwnedByYou"
-    await request.responder.problem(HTTPStatus.CONFLICT, detail, code=code)
+    document = dialect.error_document(responder.request, status, "BucketAlreadyOwnedByYou", detail)
+    await responder.send(status, [*cast("Headers", document.headers), NO_STORE], document.body)

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
-from shardgate.concurrency import SingleFlight, run_in_thread
+from shardgate.concurrency import SingleFlight, run_in_thread, yield_to_loop
 from shardgate.errors import (
     DamagedError,
     RangeNotSatisfiedError,
@@ -266,6 +266,17 @@ class Resolver:
             for entry in page.entries:
                 yield Name(entry.key.removeprefix(prefix), entry.nbytes)
             after = page.after
+
+    async def first_names(self, dataset: Dataset, prefix: VirtualKey, most: int) -> Sequence[Name]:
+        """Return up to *most* names right below *prefix*; see `list`."""
+        found: list[Name] = []
+        async with aclosing(self.list(dataset, prefix)) as names:
+            async for name in names:
+                found.append(name)
+                if len(found) == most:
+                    break
+                await yield_to_loop(len(found))
+        return found
 
     async def _names(
         self, dataset: Dataset, prefix: VirtualKey

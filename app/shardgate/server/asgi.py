@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from starlette.routing import Router
 
+from shardgate.observability.logging import log_loop_exception
 from shardgate.server.body import ClientGoneError, IncomingBody
 from shardgate.server.instrumentation import InstrumentedApp
 from shardgate.server.request import (
@@ -20,7 +21,6 @@ from shardgate.server.request import (
     peer_of,
     strip_prefix,
 )
-from shardgate.observability.logging import log_loop_exception
 
 BY_NAME: Final = "shardgate.headers"
 """Member of a scope with the headers by name, where the server has them so."""
@@ -37,7 +37,7 @@ _GRACE_S: Final = 0.05
 class AsgiApp:
     """The service as an ASGI application, which another one may mount below a path.
 
-    `GatewayProtocol` calls `answer` and `refuse`, those of `InstrumentedApp`, without ASGI.
+    `GatewayProtocol` calls `cached`, `respond` and `refuse`, those of *app*, without ASGI.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class AsgiApp:
         self.app = app
         self.prefix = prefix
         self.metrics = app.metrics
-        self.answer = app.answer
+        self.cached = app.cached
+        self.respond = app.respond
         self.refuse = app.refuse
         self._lifespan = lifespan
         self._timeout_s = timeout_s
@@ -85,15 +86,16 @@ class AsgiApp:
         more = [] if BY_NAME in scope else [_NOSNIFF]
         exchange = AsgiExchange(send, None if is_read else body, more)
         asgi = Asgi(scope, receive, exchange.send)
-        answer = self.answer(request_of(scope, headers, body, asgi, self.prefix))
+        request = request_of(scope, headers, body, asgi, self.prefix)
+        response = self.cached(request)
         with suppress(ClientGoneError):
-            if isinstance(answer, Response):
-                await exchange.write(answer)
-            elif answer is not None and is_read:
+            if response is not None:
+                await exchange.write(response)
+            elif is_read:
                 async with UntilDisconnect(receive):
-                    await answer(exchange)
-            elif answer is not None:
-                await answer(exchange)
+                    await self.respond(request, exchange)
+            else:
+                await self.respond(request, exchange)
 
 
 def request_of(

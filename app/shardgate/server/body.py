@@ -8,11 +8,11 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import crc32c
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import (
@@ -26,8 +26,6 @@ from shardgate.errors import (
     UnknownCodingError,
 )
 from shardgate.formats.compression import announced_nbytes
-from shardgate.api.openapi import RequestDocument, first_fault
-from shardgate.auth.sigv4 import SignatureChain
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
 
@@ -50,13 +48,26 @@ _CONTENT_SHA256: Final = b"x-amz-content-sha256"
 """Holds a digest of the body as it was sent, or a word for the way in which it was signed."""
 
 
+class FrameSignatures(Protocol):
+    """Signatures of the frames of an aws-chunked body."""
+
+    signs_trailers: bool
+    """Whether trailers are signed too; if not, there must be none."""
+
+    def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
+        """Check the *signature* of the next frame. Raises: `SignatureError`."""
+
+    def check_trailers(self, lines: bytes, signature: bytes) -> None:
+        """Check the *signature* of trailers, lines of ``name:value``. Raises: `SignatureError`."""
+
+
 class IncomingBody:
     """Body of a request with *headers*, read from the ASGI callable *receive*."""
 
     def __init__(self, receive: Any, headers: Mapping[bytes, bytes], *, timeout_s: float) -> None:
         self.receive = receive
         self.headers = headers
-        self.signatures: SignatureChain | None = None
+        self.signatures: FrameSignatures | None = None
         """Signatures of its frames, if any; set once the caller is authenticated."""
         self._timeout_s = timeout_s
         self._length = headers.get(b"content-length")
@@ -200,7 +211,7 @@ async def read_payload(
 
 
 def _unframe(
-    framed: bytes, length: int, headers: Mapping[bytes, bytes], chain: SignatureChain | None
+    framed: bytes, length: int, headers: Mapping[bytes, bytes], chain: FrameSignatures | None
 ) -> bytes:
     body, trailers = decode_aws_chunked(framed, length, chain)
     announced = {name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")}
@@ -219,7 +230,7 @@ _LONGEST_TRAILERS: Final = 16 * 1024
 
 
 def decode_aws_chunked(
-    data: bytes, length: int, chain: SignatureChain | None = None
+    data: bytes, length: int, chain: FrameSignatures | None = None
 ) -> tuple[bytes, Mapping[bytes, bytes]]:
     """Return the *length* bytes that are framed in *data*, and the trailers by name.
 
@@ -272,7 +283,7 @@ def _parse_trailers(data: bytes) -> Sequence[tuple[bytes, bytes]]:
     return trailers
 
 
-def _check_trailers(chain: SignatureChain, trailers: Sequence[tuple[bytes, bytes]]) -> None:
+def _check_trailers(chain: FrameSignatures, trailers: Sequence[tuple[bytes, bytes]]) -> None:
     """Check the signature of the trailers, which is the last of them."""
     if not chain.signs_trailers:
         if trailers:
@@ -304,6 +315,10 @@ def check_digests(framed: bytes, body: bytes, headers: Mapping[bytes, bytes]) ->
     signed = headers.get(_CONTENT_SHA256, b"")
     if _SHA256.fullmatch(signed) and hashlib.sha256(framed).hexdigest().encode() != signed:
         raise DigestError(f"the body does not match {_CONTENT_SHA256.decode()}")
+
+
+class RequestDocument(BaseModel, use_attribute_docstrings=True, extra="forbid", strict=True):
+    """JSON body of a request to a route; unknown members are refused."""
 
 
 class RequestBodyReader:
@@ -345,6 +360,12 @@ class RequestBodyReader:
                 return model.model_validate_json(body)
         except ValidationError as error:
             raise BadBodyError(first_fault(error)) from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the place and the reason of the first fault of a document."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
 
 
 class ClientGoneError(Exception):

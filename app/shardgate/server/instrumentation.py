@@ -2,23 +2,10 @@
 
 import time
 from asyncio import CancelledError
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Final
 
-from shardgate.gateway.gateway import Gateway
-from shardgate.server.request import (
-    Answer,
-    DeferredResponse,
-    Exchange,
-    Networks,
-    Request,
-    RequestHeaders,
-    Response,
-    client_of,
-)
-from shardgate.gateway.shard_affinity import NAME as SHARDS
 from shardgate.observability.logging import AccessLog, AccessRecord
 from shardgate.observability.metrics import (
     METHODS,
@@ -31,6 +18,15 @@ from shardgate.observability.metrics import (
     outcome_of,
 )
 from shardgate.observability.tracing import Tracing
+from shardgate.server.request import (
+    Application,
+    Exchange,
+    Networks,
+    Request,
+    RequestHeaders,
+    Response,
+    client_of,
+)
 
 _NOT_MODIFIED: Final = HTTPStatus.NOT_MODIFIED
 
@@ -40,15 +36,19 @@ class InstrumentedApp:
 
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
-        app: Gateway,
+        app: Application,
         is_public: Mapping[str, bool],
         metrics: RequestMetrics,
         *,
         access_log: AccessLog | None = None,
         tracing: Tracing | None = None,
         proxies: Networks = (),
+        unobserved: Collection[str] = (),
     ) -> None:
-        """Wrap *app*, whose datasets *is_public* maps by name; see `client_of`."""
+        """Wrap *app*, whose datasets *is_public* maps by name; see `client_of`.
+
+        Requests to *unobserved*, first segments of paths, are neither counted nor logged.
+        """
         self.app = app
         self.metrics = metrics
         self._is_public = is_public
@@ -56,20 +56,15 @@ class InstrumentedApp:
         self._access_log = access_log
         self._tracing = tracing
         self._proxies = proxies
+        self._unobserved = unobserved
         self._has_keys = access_log is not None and access_log.has_keys
 
-    def answer(self, request: Request) -> Answer | None:
-        """Answer a request.
-
-        Requests to ``/_shard``, which balancers send before those that they forward, are neither
-        counted nor logged.
-        """
-        answer = self.app.answer(request)
-        if answer is None or request.name == SHARDS:
-            return answer
-        if not isinstance(answer, Response):
-            return partial(self._follow, request, answer)
-        status, body = answer.status, answer.body
+    def cached(self, request: Request) -> Response | None:
+        """Return the response to a GET if it is in memory, counted and logged."""
+        response = self.app.cached(request)
+        if response is None or request.name in self._unobserved:
+            return response
+        status, body = response.status, response.body
         nbytes = len(body) if isinstance(body, bytes) else 0
         outcome: Outcome = "not_modified" if status is _NOT_MODIFIED else "hit"
         self.metrics.count(request.name, "GET", outcome, nbytes)
@@ -86,7 +81,7 @@ class InstrumentedApp:
                     caller,
                 )
             )  # fmt: skip
-        return answer
+        return response
 
     def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
         """Answer a malformed request: it is counted, but not logged."""
@@ -110,8 +105,11 @@ class InstrumentedApp:
             self._tracing.begin(context, request.headers.get(b"traceparent"))
         return context
 
-    async def _follow(self, request: Request, answer: DeferredResponse, exchange: Exchange) -> None:
-        """Wait for *answer*, count it and log it."""
+    async def respond(self, request: Request, exchange: Exchange) -> None:
+        """Send the response, count it and log it."""
+        if request.name in self._unobserved:
+            await self.app.respond(request, exchange)
+            return
         context = self._context(request)
         current_request.set(context)
         if self._tracing is not None:
@@ -119,7 +117,7 @@ class InstrumentedApp:
         self.metrics.in_flight += 1
         is_failed = False
         try:
-            await answer(exchange)
+            await self.app.respond(request, exchange)
         except CancelledError:
             raise
         except BaseException:

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardgate import errors
 from shardgate.errors import ShardgateError
-from shardgate.server.request import Headers
+from shardgate.server.request import Headers, Response
 
 _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
     HTTPStatus.BAD_REQUEST: (
@@ -81,6 +81,19 @@ RETRIED: Final = (
 """Statuses of what can pass."""
 
 
+class Failure(NamedTuple):
+    """Failure that a response explains."""
+
+    status: HTTPStatus
+    detail: str
+    """The reason, in one sentence."""
+    error: ShardgateError | None = None
+    members: Mapping[str, object] = {}
+    """Extension members of its problem document."""
+    is_shared: bool = False
+    """Whether caches may keep the response, which is then the same for every ``Accept``."""
+
+
 def status_of(error: ShardgateError) -> HTTPStatus:
     """Return the status of *error*."""
     return STATUS[type(error)]
@@ -97,18 +110,22 @@ def extension_members(error: Exception) -> Mapping[str, object]:
     }
 
 
-def problem(
-    status: HTTPStatus, detail: str, members: Mapping[str, object] | None = None
-) -> tuple[Headers, bytes]:
-    """Return the headers and body of a problem document, with extension *members*."""
-    document = {"type": "about:blank", "title": status.phrase, "status": status, "detail": detail}
-    text = json.dumps({**document, **(members or {})}, ensure_ascii=False)
-    body = text.encode(errors="replace")
+def problem(failure: Failure) -> Response:
+    """Return the problem document of *failure*."""
+    status = failure.status
+    document = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status,
+        "detail": failure.detail,
+        **failure.members,
+    }
+    body = json.dumps(document, ensure_ascii=False).encode(errors="replace")
     headers = [
         (b"content-type", b"application/problem+json"),
         (b"content-length", b"%d" % len(body)),
     ]
-    return headers + status_headers(status), body
+    return Response(status, headers + status_headers(status), body)
 
 
 def status_headers(status: HTTPStatus) -> Headers:

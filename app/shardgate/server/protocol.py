@@ -25,11 +25,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from shardgate.errors import ShardgateError
+from shardgate.read.bodies import Pieces
 from shardgate.server.asgi import BY_NAME, AsgiApp
 from shardgate.server.body import has_body
 from shardgate.server.request import (
     FORWARDED_PREFIX,
-    DeferredResponse,
     Headers,
     Request,
     RequestHeaders,
@@ -38,7 +38,6 @@ from shardgate.server.request import (
     encode_headers,
     peer_of,
 )
-from shardgate.read.bodies import Pieces
 
 HEAD_NBYTES: Final = 64 * 1024
 """Longest head; also the most that may follow a body, such as trailers. Keys have up to 3 KiB."""
@@ -217,7 +216,7 @@ class GatewayProtocol(HttpToolsProtocol):
             raise RefusedRequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once")
         self.is_in_head = False
         self._received_nbytes = 0
-        answer = None
+        request = None
         if (
             (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
@@ -233,15 +232,14 @@ class GatewayProtocol(HttpToolsProtocol):
                 root_path, path = prefix.split(path, by_name, self._peer)
             request = Request("GET", path, headers, by_name, self._peer)
             request.root_path, request.sent_path = root_path, target.path
-            answer = self.app.answer(request)
-        self._is_plain = answer is not None
-        if isinstance(answer, Response):
-            self.write_response(answer)
-            self._wait(self.loop.time())
-        elif answer is not None:
-            self.cycle = self._answering = _ConnectionExchange(self, answer)
-        else:
+        self._is_plain = request is not None and not request.needs_asgi
+        if request is None or not self._is_plain:
             self._begin_asgi(headers, by_name, is_1_1=is_1_1)
+        elif (response := self.app.cached(request)) is not None:
+            self.write_response(response)
+            self._wait(self.loop.time())
+        else:
+            self.cycle = self._answering = _ConnectionExchange(self, request)
 
     def _begin_asgi(self, headers: Headers, by_name: RequestHeaders, *, is_1_1: bool) -> None:
         url = self.url
@@ -393,13 +391,13 @@ class _ConnectionExchange:
     when the service stops, and sets `disconnected` and the event when the client has gone.
     """
 
-    def __init__(self, protocol: GatewayProtocol, answer: DeferredResponse) -> None:
+    def __init__(self, protocol: GatewayProtocol, request: Request) -> None:
         self._protocol = protocol
         self.response_started = self.response_complete = False
         self.status = self.sent_nbytes = 0
         self.keep_alive = True
         self.disconnected = False
-        self._task = protocol.loop.create_task(self._run(answer))
+        self._task = protocol.loop.create_task(self._run(request))
         protocol.tasks.add(self._task)
         self._task.add_done_callback(protocol.tasks.discard)
 
@@ -412,10 +410,10 @@ class _ConnectionExchange:
         """Cancel the work for a client that has gone."""
         self._task.cancel()
 
-    async def _run(self, answer: DeferredResponse) -> None:
+    async def _run(self, request: Request) -> None:
         """Respond; a connection whose response broke off can only be closed."""
         try:
-            await answer(self)
+            await self._protocol.app.respond(request, self)
         except ShardgateError:
             pass  # it is logged
         except Exception:  # noqa: BLE001  nothing else would log it

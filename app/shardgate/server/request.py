@@ -2,14 +2,14 @@
 
 The path is ``/{dataset}/{virtual key}``, or ``/~TOKEN/{dataset}/{virtual key}``.
 
-A layer has one entry, ``answer(request)``. It returns the response if that is in memory, or else a
-function that sends one to an `Exchange`.
+Each layer of an `Application` has two entries: ``cached(request)`` returns a response that is in
+memory, or else ``respond(request, exchange)`` sends one.
 """
 
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from shardgate.errors import BadKeyError
-from shardgate.auth.access import Caller
-from shardgate.server.body import IncomingBody
 from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
 from shardgate.read.bodies import Body
+from shardgate.server.body import IncomingBody
 from shardgate.settings import RESERVED, first_segment, path_prefix
 from shardgate.storage.contract import TEMPORARY
 
@@ -42,6 +41,8 @@ TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
 _PAGES: Final = ("", "login", "docs", "viewer")
 """First segments of the paths of pages, but those of datasets."""
+_ROUTED: Final = RESERVED - {"_shard"}
+_ROOTS: Final = (b"/", b"")
 _UNWANTED: Final = re.compile(rb"q\s*=\s*0(\.0*)?")
 """Weight of a media type that is not accepted (RFC 9110 §12.4.2)."""
 _TILDE: Final = ord("~")
@@ -58,6 +59,14 @@ class Asgi(NamedTuple):
     scope: Mapping[str, Any]
     receive: Any
     send: Any
+
+
+class Named(Protocol):
+    """Caller of a request, with its name in logs."""
+
+    @property
+    def name(self) -> str:
+        """Name of the caller."""
 
 
 class Request:
@@ -82,7 +91,7 @@ class Request:
     """`None` for a plain GET, whose body is dropped."""
     asgi: Asgi | None = None
     """`None` for a plain GET, which does not come through ASGI."""
-    caller: Caller | None = None
+    caller: Named | None = None
     """Set by `Authenticator`."""
 
     def __init__(
@@ -118,6 +127,11 @@ class Request:
     def token(self) -> str | None:
         """Token in the path, percent-encoded as it was sent."""
         return None if self.segment is None else token_in(self.segment)
+
+    @property
+    def needs_asgi(self) -> bool:
+        """Return whether the path is of the API or a page, whose routes are an ASGI application."""
+        return self.name in _ROUTED or self.raw_path in _ROOTS
 
     @property
     def accepts_html(self) -> bool:
@@ -176,9 +190,17 @@ class Exchange(Protocol):
         """Write the response; to be called once."""
 
 
-type DeferredResponse = Callable[[Exchange], Awaitable[None]]
-"""Sends a response that needs I/O; it may raise after it has begun to be written."""
-type Answer = Response | DeferredResponse
+class Application(Protocol):
+    """A layer that answers requests."""
+
+    def cached(self, request: Request) -> Response | None:
+        """Return the response to a GET if it is in memory."""
+
+    async def respond(self, request: Request, exchange: Exchange) -> None:
+        """Send the response to any request; it may raise after it has begun to be written."""
+
+    def refuse(self, status: HTTPStatus, detail: str, headers: RequestHeaders) -> Response:
+        """Return the response to malformed HTTP; *headers* are those that have arrived."""
 
 
 def encode_headers(headers: Headers) -> bytes:

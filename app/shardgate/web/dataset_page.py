@@ -6,23 +6,21 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
+from shardgate.auth.access import ServedDataset
 from shardgate.concurrency import run_in_thread
-from shardgate.errors import ShardgateError, UnknownRepositoryError
+from shardgate.errors import ShardgateError, StorageUnusableError, UnknownRepositoryError
 from shardgate.formats.listing import Name
 from shardgate.formats.surveying import Description
-from shardgate.auth.access import ServedDataset
-from shardgate.web import snippets
-from shardgate.web.nodes import NodeView, read_node
-from shardgate.web.rendering import PageTemplate, visible
-from shardgate.web.viewer import address_reached_by, viewer_folder
-from shardgate.web.viewer_state import is_viewable
-from shardgate.server.request import Headers, Request, quote_key
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
 from shardgate.model import VirtualKey
 from shardgate.read.resolver import Resolver
+from shardgate.server.address import address_reached_by
+from shardgate.server.request import Request, quote_key
+from shardgate.server.responses import NO_STORE, Responder
 from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import (
     LOOK_S,
@@ -32,10 +30,17 @@ from shardgate.survey.inspect import (
     measure,
     summarize,
 )
+from shardgate.web import snippets
+from shardgate.web.nodes import NodeView, read_node
+from shardgate.web.rendering import PageTemplate, visible
+from shardgate.web.viewer import signing_viewer_of, viewer_folder, viewer_of
+from shardgate.web.viewer_state import is_viewable
 
+_HTML: Final = b"text/html; charset=utf-8"
+_VARY: Final = (b"vary", b"Accept")
 _MOST_ROWS: Final = 100
 _MOST_SNAPSHOTS: Final = 20
-MOST_NAMES: Final = 1000
+_MOST_NAMES: Final = 1000
 """Keys that a page lists."""
 _MOST_LETTERS: Final = 20_000
 """Letters of the attributes that are shown."""
@@ -90,23 +95,39 @@ class DatasetPages:
         self._login = login
         self._page = PageTemplate("dataset.html")
 
-    @property
-    def headers(self) -> Headers:
-        """Headers of all pages."""
-        return self._page.headers
+    async def send(self, responder: Responder, dataset: ServedDataset, folder: VirtualKey) -> bool:
+        """Send the page of *folder*, empty or with a final slash; false if nothing is found there.
 
-    async def render(
+        A store that cannot list may still have a node there. *dataset* may be that of a session,
+        whose keys are shorter than that of the request.
+        """
+        names: Sequence[Name] = ()
+        failure = None
+        try:
+            names = await self._resolver.first_names(dataset, folder, _MOST_NAMES + 1)
+        except StorageUnusableError as error:
+            failure = error
+        reason = "" if failure is None else str(failure)
+        body = await self._render(responder.request, dataset, folder, names, reason)
+        if body is None:
+            if failure is not None:
+                raise failure
+            return False
+        length = (b"content-length", b"%d" % len(body))
+        headers = [(b"content-type", _HTML), length, *self._page.headers, NO_STORE, _VARY]
+        await responder.send(HTTPStatus.OK, headers, body)
+        return True
+
+    async def _render(
         self,
         request: Request,
         dataset: ServedDataset,
         folder: VirtualKey,
         names: Sequence[Name],
-        failure: str = "",
+        failure: str,
     ) -> bytes | None:
-        """Return the page of *folder*, empty or with a final slash, which holds *names* or, because
-        of a *failure*, unknown ones; `None` if nothing is found there.
-
-        *dataset* may be that of a session, whose keys are shorter than that of *request*.
+        """Return the page of *folder*, which holds *names* or, because of a *failure*, unknown
+        ones; `None` if nothing is found there.
         """
         found, has_viewer = await self._look(dataset, folder), viewer_folder() is not None
         address, key = address_reached_by(request), request.key or ""
@@ -117,8 +138,8 @@ class DatasetPages:
         node, array = found.node, found.array
         is_shown = key == folder and node is not None and is_viewable(node)
         is_drawn = is_shown and has_viewer and node is not None and node.axes
-        viewer = address.signing_viewer(dataset, self._login.viewers)
-        is_linked = is_shown and (viewer or address.viewer(is_installed=has_viewer)) is not None
+        viewer = signing_viewer_of(address, dataset, self._login.viewers)
+        is_linked = is_shown and (viewer or viewer_of(address, is_installed=has_viewer)) is not None
         return await self._page.render(
             url=url,
             up="../" * (key.count("/") + 1),
@@ -141,8 +162,8 @@ class DatasetPages:
             snippets=_snippets(url, found),
             preview=f"{api}/preview.png?path={path}" if is_drawn else None,
             viewer=f"{api}/viewer?path={path}" if is_linked else None,
-            names=names[:MOST_NAMES],
-            has_more_names=len(names) > MOST_NAMES,
+            names=names[:_MOST_NAMES],
+            has_more_names=len(names) > _MOST_NAMES,
         )
 
     async def _look(self, dataset: ServedDataset, folder: VirtualKey) -> _FolderContents:

@@ -1,16 +1,15 @@
 """What errors say: a page with a way on to a browser that opens one, else a problem document."""
 
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
-from shardgate.web.rendering import PageTemplate
-from shardgate.web.viewer import address_reached_by
-from shardgate.server.problems import RETRIED, problem, status_headers
-from shardgate.server.request import Headers, Request
+from shardgate.server.address import address_reached_by
+from shardgate.server.problems import RETRIED, Failure, problem, status_headers
+from shardgate.server.request import Request, Response
 from shardgate.server.responses import NO_STORE
 from shardgate.settings import LoginSettings
+from shardgate.web.rendering import PageTemplate
 
 _SANDBOX: Final = b"; sandbox allow-scripts"
 """Of no origin: a sign-in for a viewer cannot begin in a page of the service itself."""
@@ -23,34 +22,36 @@ class ErrorPages:
         self._has_login = login.issuer is not None
         self._page = PageTemplate("refused.html")
 
-    async def explain(
-        self, request: Request, status: HTTPStatus, detail: str, members: Mapping[str, object]
-    ) -> tuple[Headers, bytes]:
-        """Return the headers and body of the response to *request* that says *detail*; *members*
-        are those of a problem document.
-        """
+    async def explain(self, request: Request, failure: Failure) -> Response:
+        """Return the response to *request* that explains *failure*."""
+        if failure.is_shared:
+            return problem(failure)
         if request.name == "auth_info":
             # Neuroglancer does not look at the status: from any JSON it takes `login_url`, and
             # opens it, or repeats its reads if it has a token of that URL.
             address = address_reached_by(request)
             root = address.root if address.is_trustworthy else f"https:{address.root[5:]}"
-            members = {**members, "login_url": f"{root}/login"}
+            members = {**failure.members, "login_url": f"{root}/login"}
+            failure = failure._replace(members=members)
         if not request.opens_page:
-            return problem(status, detail, members)
-        address, way, label = address_reached_by(request), "", ""
+            return problem(failure)
+        status = failure.status
+        address = address_reached_by(request)
+        way = label = ""
         if status in RETRIED:
-            way, label = "", "Try again"
+            label = "Try again"
         elif self._has_login and request.segment is None and _may_help(request, status):
             page = "/" if request.name == "login" else request.raw_path.decode("latin-1")
-            way, label = f"{address.root_path}/login?page={quote(page, safe='')}", "Sign in"
+            way = f"{address.root_path}/login?page={quote(page, safe='')}"
+            label = "Sign in"
         start = f"{address.root_path}/"
-        body = await self._page.render(reason=detail, way=way, label=label, start=start)
+        body = await self._page.render(reason=failure.detail, way=way, label=label, start=start)
         headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, (b"vary", b"Accept")]
         for name, value in self._page.headers:
             is_sandboxed = request.name == "login" and name == b"content-security-policy"
             headers.append((name, value + _SANDBOX if is_sandboxed else value))
         length = (b"content-length", b"%d" % len(body))
-        return [*headers, length, *status_headers(status)], body
+        return Response(status, [*headers, length, *status_headers(status)], body)
 
 
 def _may_help(request: Request, status: HTTPStatus) -> bool:

@@ -23,15 +23,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, RedirectResponse
 
-from shardgate.errors import (
-    BadParameterError,
-    ForbiddenError,
-    IssuerUnavailableError,
-    ShardgateError,
-    TokenRecordsError,
-    TooManyRequestsError,
-)
-from shardgate.api.openapi import RequestDocument
 from shardgate.auth.access import Caller
 from shardgate.auth.login_sessions import (
     NAVIGATION,
@@ -51,12 +42,20 @@ from shardgate.auth.oidc_client import (
     challenge_of,
     next_prompt,
 )
-from shardgate.server.body import RequestBodyReader
-from shardgate.web.rendering import PageTemplate
-from shardgate.web.viewer import Address, address_of
+from shardgate.errors import (
+    BadParameterError,
+    ForbiddenError,
+    IssuerUnavailableError,
+    ShardgateError,
+    TokenRecordsError,
+    TooManyRequestsError,
+)
+from shardgate.observability.logging import log_failure
+from shardgate.server.address import Address, address_of
+from shardgate.server.body import RequestBodyReader, RequestDocument
 from shardgate.server.problems import status_of
 from shardgate.server.request import Networks, client_of
-from shardgate.observability.logging import log_failure
+from shardgate.web.rendering import PageTemplate
 
 _ATTEMPT_S: Final = 600
 """Longest time to sign in at the issuer."""

@@ -23,12 +23,12 @@ from pydantic import (
 from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadKeyError, DamagedError, ShardgateError
 from shardgate.formats.documents import Json, parse_json
-from shardgate.server.conditions import whole_of
-from shardgate.server.request import check_key
 from shardgate.model import ByteRange, ETag, VirtualKey, join_path
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
+from shardgate.server.conditions import whole_of
+from shardgate.server.request import check_key
 from shardgate.survey.inspect import summarize
 
 MOST_NBYTES: Final = 2 * 1024**2

@@ -9,11 +9,12 @@ from starlette.responses import RedirectResponse
 
 from shardgate.api.openapi import new_router
 from shardgate.auth.access import Datasets
+from shardgate.gateway.entity_headers import cache_headers
+from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
-from shardgate.web.previews import Previews
-from shardgate.web.viewer import ViewerLinks, address_of
 from shardgate.server.request import check_key
-from shardgate.server.responses import cache_headers
+from shardgate.web.previews import Previews
+from shardgate.web.viewer import ViewerLinks
 
 _PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
 _REF: Final = "Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default `branch.main`."

@@ -33,6 +33,14 @@ from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import Stateful
+from shardgate.icechunk.repository import open_repository
+from shardgate.model import ETag, VirtualKey, join_path
+from shardgate.read.bodies import Entity, Selection
+from shardgate.read.budget import ByteBudget
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.server.problems import RETRIED, status_of
+from shardgate.server.request import check_key
 from shardgate.web.nodes import NodeView, find_images, read_body, read_node
 from shardgate.web.sections import (
     ENOUGH,
@@ -42,14 +50,6 @@ from shardgate.web.sections import (
     draw_volume,
     draw_zarr,
 )
-from shardgate.server.problems import RETRIED, status_of
-from shardgate.server.request import check_key
-from shardgate.icechunk.repository import open_repository
-from shardgate.model import ETag, VirtualKey, join_path
-from shardgate.read.bodies import Entity, Selection
-from shardgate.read.budget import ByteBudget
-from shardgate.read.containers import Dataset
-from shardgate.read.resolver import Resolver
 
 _REVISION: Final = 1
 """Part of each ETag; to be increased when pictures of the same bytes become others."""

@@ -13,8 +13,8 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import codec_name, item_nbytes, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.metadata import chunk_keys
-from shardgate.web.nodes import NodeView
 from shardgate.model import ETag, join_path
+from shardgate.web.nodes import NodeView
 
 ENOUGH: Final = 256
 """Pixels that a level should have along its longer side."""

@@ -13,18 +13,19 @@ from typing import Final
 import cachetools
 from fastapi import Request, Response
 
+from shardgate.auth.access import Caller, Datasets, ServedDataset, may_write
 from shardgate.concurrency import SingleFlight, bounded_gather
 from shardgate.errors import install_command
 from shardgate.formats.surveying import Description
-from shardgate.auth.access import Caller, Datasets, ServedDataset, may_write
-from shardgate.web.rendering import PageTemplate
-from shardgate.web.viewer import address_of, viewer_folder
-from shardgate.web.viewer_state import is_drawn
-from shardgate.server.request import quote_key
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
+from shardgate.server.address import address_of
+from shardgate.server.request import quote_key
 from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import FolderOverview, summarize
+from shardgate.web.rendering import PageTemplate
+from shardgate.web.viewer import viewer_folder, viewer_of
+from shardgate.web.viewer_state import is_drawn
 
 _WAIT_S: Final = 0.2
 """Longest wait for the overviews of a page; those that take longer are filled in later."""
@@ -55,7 +56,7 @@ class StartPage:
         known = sorted(self._datasets.readable_by(caller), key=lambda dataset: dataset.name)
         address, has_viewer = address_of(request), viewer_folder() is not None
         overviews = await self._overviews.read(known)
-        viewer = address.viewer(is_installed=has_viewer)
+        viewer = viewer_of(address, is_installed=has_viewer)
         # A proxy may strip the final slash as well, below which relative links lead.
         base = address.base.removeprefix(address.origin) if address.root_path else "."
         return await self._page.respond(

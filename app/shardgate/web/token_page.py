@@ -6,13 +6,13 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from shardgate.errors import UnauthenticatedError
 from shardgate.auth.access import Caller
 from shardgate.auth.login_sessions import LoginTokens, demand_own_page
 from shardgate.auth.tokens import Token, TokenMint, TokenOptions
+from shardgate.errors import UnauthenticatedError
+from shardgate.server.address import address_of
 from shardgate.server.body import RequestBodyReader
 from shardgate.web.rendering import PageTemplate
-from shardgate.web.viewer import address_of
 
 _PATH: Final = "/login/tokens"
 

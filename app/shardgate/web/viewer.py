@@ -4,19 +4,22 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from shardgate.errors import BadParameterError, DamagedError, install_command
 from shardgate.auth.access import ServedDataset
+from shardgate.errors import BadParameterError, DamagedError, install_command
+from shardgate.read.containers import Dataset
+from shardgate.read.resolver import Resolver
+from shardgate.server.address import Address
+from shardgate.server.request import quote_key
+from shardgate.server.responses import csp_digest
 from shardgate.web.nodes import NodeView, find_images, read_node
 from shardgate.web.previews import Previews
 from shardgate.web.viewer_state import (
@@ -26,18 +29,11 @@ from shardgate.web.viewer_state import (
     needs_contrast,
     state_of,
 )
-from shardgate.server.request import Request as GatewayRequest
-from shardgate.server.request import quote_key
-from shardgate.server.responses import csp_digest
-from shardgate.read.containers import Dataset
-from shardgate.read.resolver import Resolver
 
 PUBLIC_VIEWER: Final = "https://neuroglancer-demo.appspot.com/"
 VIEWER: Final = "viewer/v/page/"
 """Path below the root of the service: the client looks for ``/v/`` and a name in its address."""
 
-_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-_THIS_MACHINE: Final = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?")
 _PACKAGE: Final = "neuroglancer"
 _WAIT_S: Final = 20.0
 """Longest wait of a link for the contrast."""
@@ -51,88 +47,21 @@ if (!location.hash) location.hash = "#!{}";
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Address of the service, as a client reached it.
+def viewer_of(address: Address, *, is_installed: bool) -> str | None:
+    """Return the page of the viewer that reads from *address*; `None` if none can."""
+    if is_installed:
+        return f"{address.root}/{VIEWER}"
+    return PUBLIC_VIEWER if address.is_trustworthy else None
 
-    Forged headers deceive only their sender: pages are not cached.
+
+def signing_viewer_of(address: Address, dataset: Dataset, viewers: Sequence[str]) -> str | None:
+    """Return the page, of *viewers* that sign people in, to open a private *dataset*; `None` if
+    they cannot from *address*, or need not.
     """
-
-    origin: str
-    """Scheme and host."""
-    root_path: str
-    """Percent-encoded path that the service is mounted below."""
-    token: str | None = None
-    """Token in the path, percent-encoded."""
-
-    @staticmethod
-    def of(host: str, scheme: str, root_path: str, token: str | None) -> "Address":
-        """Return the address for the header Host, and the *scheme* that a proxy reports in
-        X-Forwarded-Proto.
-        """
-        nearest = scheme.partition(",")[0].strip()
-        known_scheme = nearest if nearest == "https" else "http"
-        known_host = host if _HOST.fullmatch(host) else "localhost"
-        return Address(f"{known_scheme}://{known_host}", root_path, token)
-
-    @property
-    def root(self) -> str:
-        """URL that the pages of the service are below."""
-        return f"{self.origin}{self.root_path}"
-
-    @property
-    def base(self) -> str:
-        """URL that the datasets are below, with the token if one is in the path."""
-        return self.root if self.token is None else f"{self.root}/~{self.token}"
-
-    def signing_viewer(self, dataset: Dataset, viewers: Sequence[str]) -> str | None:
-        """Return the page, of *viewers* that sign people in, to open a private *dataset*; `None`
-        if they cannot from here, or need not.
-        """
-        if not viewers or not self.is_secure or self.token is not None:
-            return None
-        is_private = isinstance(dataset, ServedDataset) and not dataset.is_public
-        return f"{viewers[0]}/" if is_private else None
-
-    def viewer(self, *, is_installed: bool) -> str | None:
-        """Return the page of the viewer; `None` if none can read from here."""
-        if is_installed:
-            return f"{self.root}/{VIEWER}"
-        return PUBLIC_VIEWER if self.is_trustworthy else None
-
-    @property
-    def is_secure(self) -> bool:
-        """Return whether it is encrypted."""
-        return self.origin.startswith("https://")
-
-    @property
-    def is_trustworthy(self) -> bool:
-        """Return whether nobody can listen on the way: it is encrypted, or on this machine."""
-        host = self.origin.partition("://")[2]
-        return self.is_secure or _THIS_MACHINE.fullmatch(host) is not None
-
-
-def address_of(request: Request) -> Address:
-    """Return the address that *request* of a route came to."""
-    headers, token = request.headers, request.scope["token"]
-    return Address.of(
-        headers.get("host", ""),
-        headers.get("x-forwarded-proto", request.scope["scheme"]),
-        quote(request.scope["root_path"]),
-        None if token is None else quote(token, safe="%"),
-    )
-
-
-def address_reached_by(request: GatewayRequest) -> Address:
-    """Return the address that *request* came to."""
-    headers, token = request.headers, request.token
-    scheme = "http" if request.asgi is None else request.asgi.scope["scheme"]
-    return Address.of(
-        headers.get(b"host", b"").decode("latin-1"),
-        headers.get(b"x-forwarded-proto", scheme.encode()).decode("latin-1"),
-        quote(request.root_path),
-        None if token is None else quote(token, safe="%"),
-    )
+    if not viewers or not address.is_secure or address.token is not None:
+        return None
+    is_private = isinstance(dataset, ServedDataset) and not dataset.is_public
+    return f"{viewers[0]}/" if is_private else None
 
 
 class ViewerLinks:
@@ -150,8 +79,8 @@ class ViewerLinks:
 
         Raises: `BadParameterError` where no viewer can show it, any `ShardgateError` of reading.
         """
-        signing_viewer = address.signing_viewer(dataset, self._signing_viewers)
-        viewer = signing_viewer or address.viewer(is_installed=viewer_folder() is not None)
+        signing_viewer = signing_viewer_of(address, dataset, self._signing_viewers)
+        viewer = signing_viewer or viewer_of(address, is_installed=viewer_folder() is not None)
         base = address.base if signing_viewer is None else f"middleauth+{address.base}"
         if viewer is None:
             hint = install_command("viewer")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, spell_ref, split_ref
-from shardgate.server.request import split_target
 from shardgate.model import VirtualKey, escape_ref
+from shardgate.server.request import split_target
 
 FIRST = "1CECHNKREP0F1RSTCMT0"
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -3,13 +3,21 @@
 # ruff: noqa: S314  what is parsed here we wrote
 
 from http import HTTPStatus
+from typing import cast
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from shardgate.errors import BadBodyError, BadKeyError, ShardgateError, UnsupportedError
-from shardgate.server.problems import STATUS
 from shardgate.gateway.s3.dialect import error_code, error_document, parse_deletion, speaks_s3
+from shardgate.server.problems import STATUS
+from shardgate.server.request import Headers, Request
+
+
+def _request(headers: dict[bytes, bytes], query: bytes = b"") -> Request:
+    request = Request("GET", b"/em/c/0/0", list(headers.items()), headers, b"192.0.2.1")
+    request.query = query
+    return request
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ from shardgate.gateway.s3.dialect import error_code, error_document, parse_delet
 )
 def test_s3_request_is_recognised(headers: dict[bytes, bytes], query: bytes, is_s3: bool) -> None:  # noqa: FBT001
     """A request is S3's if it is signed or has a header or parameter that only S3 clients send."""
-    assert speaks_s3(headers, query) is is_s3
+    assert speaks_s3(_request(headers, query)) is is_s3
 
 
 @pytest.mark.parametrize(
@@ -57,9 +65,11 @@ def test_codes_are_those_of_s3(status: int, error: ShardgateError | None, code: 
 
 def test_error_document_is_valid_xml() -> None:
     """An error is valid XML, with characters that XML cannot hold replaced."""
-    headers, body = error_document(
-        HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown", "<\x01&\ud800", "7", {}
-    )
+    request = _request({b"x-request-id": b"7"})
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    document = error_document(request, status, "SlowDown", "<\x01&\ud800")
+    headers = cast("Headers", document.headers)
+    body = cast("bytes", document.body)
     told = {each.tag: each.text for each in ET.fromstring(body)}
 
     assert told == {"Code": "SlowDown", "Message": "<?&?", "RequestId": "7"}
@@ -82,9 +92,10 @@ def test_the_condition_that_failed_is_named(
     status: int, names: tuple[bytes, ...], condition: str | None
 ) -> None:
     """A 412 names the condition of the request, if there is exactly one."""
-    _, body = error_document(HTTPStatus(status), "Code", "why", "7", dict.fromkeys(names, b"*"))
+    request = _request(dict.fromkeys(names, b"*"))
+    document = error_document(request, HTTPStatus(status), "Code", "why")
 
-    assert ET.fromstring(body).findtext("Condition") == condition
+    assert ET.fromstring(cast("bytes", document.body)).findtext("Condition") == condition
 
 
 A = b"<Object><Key>a</Key></Object>"

@@ -17,9 +17,9 @@ from shardgate.settings import (
     Settings,
     TokenSettings,
 )
-from tests.support.files import write_files
 from tests.support.auth.people import TEXT
 from tests.support.auth.provider import CLIENT_ID, CLIENT_SECRET, Provider
+from tests.support.files import write_files
 
 VIEWER: Final = "https://viewer.example"
 OTHER: Final = "https://other-viewer.example"

@@ -10,7 +10,7 @@ import httpx
 from pydantic import SecretStr
 
 from shardgate.server.asgi import AsgiApp
-from shardgate.server.request import Answer, Request
+from shardgate.server.request import Request, Response
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.files import write_files
 from tests.support.serving import serving
@@ -73,14 +73,14 @@ class Served(NamedTuple):
 
 def _listen(app: AsgiApp, payloads: list[bytes]) -> AsgiApp:
     """Note what is signed of bodies."""
-    answer = app.answer
+    cached = app.cached
 
-    def listen(request: Request) -> Answer | None:
+    def listen(request: Request) -> Response | None:
         if (payload := request.headers.get(b"x-amz-content-sha256")) is not None:
             payloads.append(payload)
-        return answer(request)
+        return cached(request)
 
-    app.answer = listen
+    app.cached = listen
     return app
 
 

@@ -11,8 +11,8 @@ from urllib.parse import quote, unquote_plus
 import pytest
 from pydantic import SecretStr
 
-from shardgate.errors import SignatureError
 from shardgate.auth.sigv4 import Signatures, SignedRequest
+from shardgate.errors import SignatureError
 from shardgate.settings import CallerSettings
 
 NOW: Final = datetime(2013, 5, 24, tzinfo=UTC).timestamp()

@@ -15,11 +15,12 @@ from xml.etree import ElementTree as ET
 from shardgate import errors
 from shardgate.errors import BadBodyError, BadHeaderError, ShardgateError, UnsupportedError
 from shardgate.formats.listing import Window
-from shardgate.server.conditions import is_http_date
-from shardgate.server.problems import status_headers, status_of
-from shardgate.server.request import Headers, check_key
 from shardgate.model import ETag
 from shardgate.read.listing import Page
+from shardgate.server.conditions import is_http_date
+from shardgate.server.problems import Failure, status_headers, status_of
+from shardgate.server.request import Request, Response, check_key
+from shardgate.server.responses import Explain
 from shardgate.write.writer import Outcome
 
 MEDIA_TYPE: Final = b"application/xml"
@@ -121,12 +122,12 @@ _PRIVATE_ACLS: Final = (b"private", b"bucket-owner-full-control")
 """Access lists that grant nothing; some clients always send one."""
 
 
-def speaks_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    """Return whether a request comes from an S3 client: signed, ``x-id`` or ``list-type``."""
+def speaks_s3(request: Request) -> bool:
+    """Return whether *request* comes from an S3 client: signed, ``x-id`` or ``list-type``."""
     return (
-        headers.get(b"authorization", b"").startswith(_SIGNATURES)
-        or _BOTO_HEADER in headers
-        or _SIGNED.search(query) is not None
+        request.headers.get(b"authorization", b"").startswith(_SIGNATURES)
+        or _BOTO_HEADER in request.headers
+        or _SIGNED.search(request.query) is not None
     )
 
 
@@ -289,21 +290,33 @@ def error_code(status: HTTPStatus, error: ShardgateError | None = None) -> str:
     return special or _CODES.get(status, "InternalError" if is_ours else "InvalidRequest")
 
 
-def error_document(
-    status: HTTPStatus, code: str, detail: str, request_id: str, request: Mapping[bytes, bytes]
-) -> tuple[Headers, bytes]:
-    """Return the headers and body of an S3 error; of 412 it names the condition in *request*."""
-    conditions = [_CONDITIONS[name] for name in _CONDITIONS if name in request]
+def explain_to_s3(others: Explain) -> Explain:
+    """Return a function that explains failures to S3 clients, and by *others* to all others."""
+
+    async def explain(request: Request, failure: Failure) -> Response:
+        if not speaks_s3(request):
+            return await others(request, failure)
+        status = failure.status
+        if status is HTTPStatus.UNAUTHORIZED and failure.error is not None:
+            status = HTTPStatus.FORBIDDEN
+        return error_document(request, status, error_code(status, failure.error), failure.detail)
+
+    return explain
+
+
+def error_document(request: Request, status: HTTPStatus, code: str, detail: str) -> Response:
+    """Return an S3 error; one of 412 names the condition in *request*."""
+    conditions = [_CONDITIONS[name] for name in _CONDITIONS if name in request.headers]
     is_known = status is HTTPStatus.PRECONDITION_FAILED and len(conditions) == 1
     members = {
         "Code": code,
         "Message": detail,
         "Condition": conditions[0] if is_known else None,
-        "RequestId": request_id,
+        "RequestId": request.id.decode(),
     }
     body = to_xml("Error", members, namespace=None)
     headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
-    return headers + status_headers(status), body
+    return Response(status, headers + status_headers(status), body)
 
 
 def bucket_list(names: Iterable[str]) -> bytes:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from shardgate.auth.access import ServedDataset
 from shardgate.errors import (
     BadBodyError,
     BadHeaderError,
@@ -20,10 +21,6 @@ from shardgate.errors import (
     UnsupportedError,
 )
 from shardgate.formats.compression import is_sendable
-from shardgate.auth.access import ServedDataset
-from shardgate.server.body import Payload, check_digests, read_payload
-from shardgate.server.request import RequestHeaders, check_key, quote_segment
-from shardgate.server.responses import NO_STORE
 from shardgate.gateway.s3 import dialect
 from shardgate.gateway.write import COPY_SOURCE, Copy, Handler, Put, WriteRequest
 from shardgate.icechunk.sessions.registry import Sessions
@@ -31,6 +28,9 @@ from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey
 from shardgate.read.bodies import Entity, Opened, Selection
 from shardgate.read.budget import ByteReservation
 from shardgate.read.resolver import Resolver
+from shardgate.server.body import Payload, check_digests, read_payload
+from shardgate.server.request import RequestHeaders, check_key, quote_segment
+from shardgate.server.responses import NO_STORE
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 

@@ -1,0 +1,82 @@
+"""Headers of the entities of datasets: types, caching, validators and ranges."""
+
+from http import HTTPStatus
+from typing import Final
+
+from shardgate.auth.access import ServedDataset
+from shardgate.model import VirtualKey
+from shardgate.read.bodies import Entity, Selection
+from shardgate.server.conditions import content_range, etag_of_selected, last_modified
+from shardgate.server.request import Headers
+from shardgate.server.responses import NO_REFERRER
+from shardgate.storage.http_headers import METADATA
+
+_LASTING: Final = b"public, max-age=31536000, immutable"
+"""For keys that always name the same bytes (RFC 8246)."""
+_LASTING_PRIVATE: Final = b"private, max-age=31536000, immutable"
+_PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
+"""For responses that depend on the caller; a token may be in the path."""
+_VARY: Final = b"Accept-Encoding"
+_VARY_OF_S3: Final = b"Accept-Encoding, Authorization, Amz-Sdk-Invocation-Id"
+"""By these a cache tells clients of S3 from others; see `speaks_s3`."""
+_SANDBOX: Final = (b"content-security-policy", b"sandbox")
+"""For every object, whatever its type: it shares its origin with the pages of the service."""
+_CONTENT_TYPES: Final = {
+    "json": b"application/json",
+    "info": b"application/json",
+    "zarray": b"application/json",
+    "zattrs": b"application/json",
+    "zgroup": b"application/json",
+    "zmetadata": b"application/json",
+    "txt": b"text/plain; charset=utf-8",
+    "md": b"text/plain; charset=utf-8",
+    "png": b"image/png",
+    "jpg": b"image/jpeg",
+    "jpeg": b"image/jpeg",
+}
+"""By name or file extension; no type that a browser would run."""
+
+
+def content_type(key: str) -> bytes:
+    """Return the media type of an object by its *key*."""
+    extension = key.rpartition("/")[2].rpartition(".")[2]
+    return _CONTENT_TYPES.get(extension, b"application/octet-stream")
+
+
+def cache_headers(dataset: ServedDataset) -> Headers:
+    """Return the caching headers of a mutable response."""
+    cache_control = (b"cache-control", dataset.cache_control)
+    return [cache_control, *([] if dataset.is_public else _PRIVATE)]
+
+
+def entity_headers(
+    dataset: ServedDataset, key: VirtualKey, entity: Entity, selection: Selection
+) -> Headers | None:
+    """Return the headers of a selected entity; `None` if the response is a problem instead."""
+    status, part, _, coding, is_s3 = selection
+    if part is None and status is not HTTPStatus.NOT_MODIFIED:
+        return None
+    cache_control = dataset.cache_control
+    if entity.is_immutable:
+        cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
+    etag = etag_of_selected(entity, selection).encode("latin-1")
+    headers = [(b"etag", etag), (b"cache-control", cache_control), _SANDBOX]
+    if part is not None:
+        stored = entity.headers
+        headers += [
+            (b"accept-ranges", b"bytes"),
+            (b"content-length", b"%d" % (part.stop - part.start)),
+            (b"content-type", stored.content_type.encode() or content_type(key)),
+            *[(METADATA + name.encode(), value.encode()) for name, value in stored.metadata],
+        ]
+        if status is HTTPStatus.PARTIAL_CONTENT:
+            headers.append((b"content-range", content_range(part, entity.length)))
+        if coding:
+            headers.append((b"content-encoding", coding.encode("latin-1")))
+    if not dataset.is_public:
+        headers += _PRIVATE
+    if is_s3:
+        headers.append((b"vary", _VARY_OF_S3))
+    elif entity.coding or entity.is_inflated:
+        headers.append((b"vary", _VARY))
+    return headers + last_modified(entity.modified_s)

@@ -13,12 +13,15 @@ from shardgate.errors import (
     ForeignPageError,
     MisdirectedError,
     OverdueError,
+    RequestError,
     ShardgateError,
     TooManyRequestsError,
 )
 from shardgate.gateway.admission import ConcurrencyLimiter
 from shardgate.gateway.read import ReadPlane
 from shardgate.gateway.s3.dialect import speaks_s3
+from shardgate.gateway.shard_affinity import NAME as SHARDS
+from shardgate.gateway.shard_affinity import PREFIX as SHARDS_PREFIX
 from shardgate.gateway.shard_affinity import ShardAffinity
 from shardgate.gateway.write import FOREIGN, WritePlane
 from shardgate.server.body import ClientGoneError
@@ -74,24 +77,27 @@ class Gateway:
 
     def cached(self, request: Request) -> Response | None:
         """Return the response to a GET of bytes in memory."""
-        if self._shards.answers(request):
+        if request.name == SHARDS and request.raw_path.startswith(SHARDS_PREFIX):
             return self._shards.cached(request)
-        return self._reads.cached(request)
+        try:
+            return self._reads.cached(request)
+        except RequestError:  # `respond` raises it again
+            return None
 
     async def respond(self, request: Request, exchange: Exchange) -> None:
         """Send the response, within the limits."""
-        if self._shards.answers(request):
+        if request.name == SHARDS and request.raw_path.startswith(SHARDS_PREFIX):
             await self._shards.respond(request, exchange)
             return
         responder = Responder(request, exchange, self._cors, self._explain)
-        is_always = request.needs_asgi and request.path in _ALWAYS
-        if is_always or request.method == "OPTIONS":
-            await self._respond_admitted(request, responder)
+        respond = self._respond_route if request.needs_asgi else self._respond_key
+        if request.method == "OPTIONS" or (request.needs_asgi and request.path in _ALWAYS):
+            await respond(request, responder)
             return
         try:
             with self._limiter.permit(request, exchange):
                 self._authenticator.demand_host(request)
-                await self._respond_admitted(request, responder)
+                await respond(request, responder)
         except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:
             await responder.fail(error)
 
@@ -105,12 +111,6 @@ class Gateway:
             (b"x-request-id", request_id(headers.get(b"x-request-id"))),
         ]
         return Response(status, sent_headers, refusal.body)
-
-    async def _respond_admitted(self, request: Request, responder: Responder) -> None:
-        if not request.needs_asgi:
-            await self._respond_key(request, responder)
-        elif request.asgi is not None:
-            await self._respond_route(request, request.asgi, responder)
 
     async def _respond_key(self, request: Request, responder: Responder) -> None:
         """Read or write; an error becomes a problem document, or ends a response that has begun."""
@@ -138,7 +138,7 @@ class Gateway:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             await responder.problem(status, "a fault of this service")
 
-    async def _respond_route(self, request: Request, asgi: Asgi, responder: Responder) -> None:
+    async def _respond_route(self, request: Request, responder: Responder) -> None:
         method = request.method
         path = request.path
         if path == "" and not speaks_s3(request):
@@ -165,14 +165,16 @@ class Gateway:
         elif method not in _READS and responder.is_foreign:
             await responder.fail(ForeignPageError(FOREIGN))
         else:
-            await self._call_api(asgi, responder, caller)
+            await self._call_api(responder, caller)
 
-    async def _call_api(self, asgi: Asgi, responder: Responder, caller: Caller) -> None:
+    async def _call_api(self, responder: Responder, caller: Caller) -> None:
         """Call the API, whose routes find *responder*, *caller*, token and body in the scope.
 
         HEAD is GET to them: ASGI servers send no body.
         """
-        request, (scope, receive, send) = responder.request, asgi
+        request = responder.request
+        # No other requests reach routes, see `Request.needs_asgi`.
+        scope, receive, send = cast("Asgi", request.asgi)
 
         async def send_completed(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

@@ -10,7 +10,6 @@ from typing import Final, cast
 from shardgate.auth.access import Caller, Datasets, ServedDataset
 from shardgate.auth.authenticator import Authenticator
 from shardgate.concurrency import is_many, run_in_thread
-from shardgate.errors import RequestError
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
@@ -58,18 +57,11 @@ class ReadPlane:
         self._send_page = send_page
 
     def cached(self, request: Request) -> Response | None:
-        """Return the response to a GET of bytes in memory."""
-        if request.method != "GET" or request.query:
+        """Return the response to a GET of bytes in memory. Raises: `RequestError`."""
+        key = request.key
+        if request.method != "GET" or request.query or not key or key.endswith("/"):
             return None
-        try:
-            return self._respond_cached(request)
-        except RequestError:  # `respond` raises it again
-            return None
-
-    def _respond_cached(self, request: Request) -> Response | None:
-        key, dataset = request.key, self._datasets.get(request.name)
-        if not key or key.endswith("/"):
-            return None
+        dataset = self._datasets.get(request.name)
         if dataset is None or not dataset.is_public:
             caller = self._authenticator.cached_reader(request, dataset)
             if dataset is None or caller is None:

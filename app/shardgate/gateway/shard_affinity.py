@@ -52,10 +52,6 @@ class ShardAffinity:
         """Names and the times at which they expire, by path."""
         self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
 
-    def answers(self, request: Request) -> bool:
-        """Return whether *request* is for the name of a shard."""
-        return request.name == NAME and request.raw_path.startswith(PREFIX)
-
     def cached(self, request: Request) -> Response | None:
         """Return the response to a request of any method, if no index has to be read for it."""
         path = self._path_in(request)

@@ -109,6 +109,8 @@ class Request:
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
             self.fault = error.with_traceback(None)
+        self.needs_asgi = self.name in _ROUTED or raw_path in _ROOTS
+        """Whether the path is of the API or a page, whose routes are an ASGI application."""
         self.dataset = self.name
         if self.name == "api":
             self.dataset = self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
@@ -127,11 +129,6 @@ class Request:
     def token(self) -> str | None:
         """Token in the path, percent-encoded as it was sent."""
         return None if self.segment is None else token_in(self.segment)
-
-    @property
-    def needs_asgi(self) -> bool:
-        """Return whether the path is of the API or a page, whose routes are an ASGI application."""
-        return self.name in _ROUTED or self.raw_path in _ROOTS
 
     @property
     def accepts_html(self) -> bool:

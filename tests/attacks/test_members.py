@@ -53,7 +53,7 @@ async def use(container: MemberFormat, name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [
-        ("zip", 10_000),
+        ("zip", 2_000),
         ("kerchunk", 500),
         pytest.param("zip", 3_000_000, marks=pytest.mark.soak),
         pytest.param("kerchunk", 200_000, marks=pytest.mark.soak),

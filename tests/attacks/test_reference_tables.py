@@ -25,13 +25,6 @@ def lying(number: int, kind: int, value: object, column: int = 3) -> bytes:
     return thrift.assemble(pages, footer)
 
 
-def test_unchanged_table_is_decoded() -> None:
-    """A table that tells the truth is decoded."""
-    table = decode_table(thrift.assemble(*thrift.table()), 2, MOST)
-
-    assert len(table) == 2
-
-
 @pytest.mark.parametrize("number", [1, 4, 6, 7, 9])
 @pytest.mark.parametrize("value", [-1, -(2**63), 2**63, 2**68])
 def test_number_out_of_bounds_is_refused(number: int, value: int) -> None:

@@ -125,7 +125,7 @@ def test_acknowledged_writes_survive_signals_to_gateways(pair: Pair, examples: i
 
 
 @pytest.mark.parametrize("pair", ["seaweedfs"], indirect=True)
-@settings(QUIET, max_examples=5)
+@settings(QUIET, max_examples=3)
 @given(steps=plans(2 * WRITERS))
 def test_concurrent_writers_of_a_bucket_lose_nothing(pair: Pair, steps: Plans) -> None:
     """No acknowledged write of 32 clients to the same shards through two gateways is lost."""

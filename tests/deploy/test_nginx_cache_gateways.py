@@ -192,13 +192,17 @@ def test_pages_of_two_origins_get_their_own_cors_headers(lab: Lab, key: str) -> 
 
 @pytest.mark.parametrize("origin", [*ORIGINS, None])
 def test_content_codings_do_not_mix(lab: Lab, key: str, origin: str | None) -> None:
-    """Clients get the stored gzip or the inflated bytes as they accept, for each origin."""
+    """Clients get the stored gzip or the inflated bytes as they accept, for each origin.
+
+    Each is kept apart.
+    """
     path, plain = f"/lasting/{key}", b"plain text " * 100
     lab.keep_gzip(key, plain)
-    for _ in range(2):
+    for expected in "miss", "hit":
         for accepted, coding in (("gzip", "gzip"), ("identity", None), ("br, gzip", "gzip")):
             headers = {"accept-encoding": accepted} | ({"origin": origin} if origin else {})
             answer = lab.client.get(path, headers=headers)
+            assert cached(answer) == expected
             assert answer.headers.get("content-encoding") == coding
             assert answer.content == plain
             assert answer.headers.get("access-control-allow-origin") == origin

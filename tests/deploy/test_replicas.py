@@ -190,22 +190,6 @@ def test_shards_are_spread_over_all_replicas(balancer: Balancer) -> None:
     assert min(found.values()) > 64 / 10
 
 
-def test_removed_replica_moves_own_shards_only(balancer: Balancer, replicas: list[Gateway]) -> None:
-    """A removed replica's shards alone move to others, and move back when it returns."""
-    urls = [replica.url for replica in replicas]
-    before = routed(balancer, keys_of_many())
-    balancer.send_to(urls[1:])
-    without = routed(balancer, keys_of_many())
-    balancer.send_to(urls)
-    again = routed(balancer, keys_of_many())
-
-    gone = urls[0].removeprefix("http://")
-    assert {key for key in before if without[key] != before[key]} == {
-        key for key, replica in before.items() if replica == gone
-    }
-    assert again == before
-
-
 def test_three_replicas_share_the_memory_of_indexes(tmp_path: Path, environ: Environ) -> None:
     """Each of three replicas holds less than 0.6 of the index memory of a single one."""
     with ExitStack() as stack:

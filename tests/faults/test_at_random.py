@@ -229,13 +229,12 @@ ENVIRON: Final = {
 """Without a cache of chunks, so that each request reads the store."""
 
 
-class LyingSite:
+class LyingSite(NamedTuple):
     """Arrays in a store, and a gateway that reaches it through the proxy."""
 
-    def __init__(self, lab: Lab, proxy: Erratic, url: str) -> None:
-        self.lab = lab
-        self.proxy = proxy
-        self.url = url
+    lab: Lab
+    proxy: Erratic
+    url: str
 
     def play(self, lies: list[Fault], share: float, reads: int, writes: int) -> Counter[str]:
         """Read and write the chunks of an array amid *lies*; return the number of each response."""

@@ -312,6 +312,18 @@ def test_pages_of_all_origins_share_a_hit(front: Front, path: str) -> None:
     assert {each.headers["access-control-allow-origin"] for each in answers} == {"*"}
 
 
+def test_content_codings_are_kept_apart(front: Front, path: str) -> None:
+    """An answer that varies with Accept-Encoding is kept once for each value of it."""
+    front.replica.response = answer_of(
+        b"hello", PUBLIC, "Vary: Accept-Encoding", "Access-Control-Allow-Origin: *"
+    )
+    accepted = ("gzip", "identity") * 2
+    answers = [front.client.get(path, headers={"accept-encoding": each}) for each in accepted]
+
+    assert [cached(each) for each in answers] == ["miss", "miss", "hit", "hit"]
+    assert [each.headers["accept-encoding"] for each in front.replica.received] == [*accepted[:2]]
+
+
 @dataclass
 class Waiting(Recorder):
     """A replica that answers requests for keys once it may."""

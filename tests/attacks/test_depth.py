@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Generator
 from pathlib import Path
@@ -11,10 +12,9 @@ import httpx
 import pytest
 
 from shardgate.settings import DatasetSettings, Settings
-from tests.support.formats.neuroglancer_precomputed.case import volume_info
-from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
+from tests.support.attacks.documents import ARRAY, info, with_text
 from tests.support.formats.zarr import draft
-from tests.support.formats.zarr.building import array_metadata, regular, sharding
+from tests.support.formats.zarr.building import regular, sharding
 from tests.support.processor import processor_time_below
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, array_document
@@ -23,7 +23,6 @@ LEVELS: Final = 100_000
 LISTS: Final = "[" * LEVELS + "]" * LEVELS
 OBJECTS: Final = '{"a":' * LEVELS + "1" + "}" * LEVELS
 MOST_S: Final = 5
-ARRAY: Final = array_metadata([8, 8], [4, 4], [sharding([2, 2])])
 ARRAY_2: Final = {
     "zarr_format": 2,
     "shape": [4],
@@ -37,22 +36,11 @@ ARRAY_2: Final = {
 SET: Final = {"version": 1, "refs": {".zgroup": '{"zarr_format": 2}', "a/0": "x"}}
 
 
-def with_text(document: Any, text: str) -> bytes:
-    """Encode *document* with the JSON *text* in the place of the string ``?``."""
-    return json.dumps(document).replace('"?"', text).encode()
-
-
 def shards(levels: int) -> bytes:
     """Encode metadata of an array with *levels* sharding codecs inside one another."""
     outer, inner = json.dumps([sharding([2, 2], ["?"])])[1:-1].split('["?"]')
     codecs = f"[{outer}" * levels + '["bytes"]' + f"{inner}]" * levels
     return with_text(ARRAY | {"codecs": "?"}, codecs)
-
-
-def info(**members: Any) -> Any:
-    """Return an info with one sharded scale."""
-    scale = {"size": [64] * 3, "voxel_offset": [0] * 3, "chunk_sizes": [[32] * 3], "key": "s"}
-    return volume_info(RAW_SHARDING | {"minishard_bits": 1, "shard_bits": 1}, **scale) | members
 
 
 REFUSED: Final[dict[str, tuple[str, bytes]]] = {
@@ -70,9 +58,9 @@ REFUSED: Final[dict[str, tuple[str, bytes]]] = {
             "zarr.json",
             {"zarr_format": 3, "node_type": "group", "consolidated_metadata": "?"},
         ),
-        "info": ("info", info(mesh="?")),
-        "scales": ("info", info(scales="?")),
-        "scale": ("info", info(scales=["?"])),
+        "info": ("info", info() | {"mesh": "?"}),
+        "scales": ("info", info() | {"scales": "?"}),
+        "scale": ("info", info() | {"scales": ["?"]}),
         "entry point": ("zarr.json", draft.ENTRY_POINT | {"extensions": "?"}),
         "draft": (
             "draft/meta/root.array.json",
@@ -80,7 +68,7 @@ REFUSED: Final[dict[str, tuple[str, bytes]]] = {
         ),
     }.items()
 } | {
-    "shards in shards": ("zarr.json", shards(LEVELS)),
+    "shards in shards": ("zarr.json", shards(5_000)),
     "shards in 400 shards": ("zarr.json", shards(400)),
 }
 """Documents that are decoded, by the names of their folders, with their keys."""
@@ -124,7 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("deep")
     stored = {f"{name}/{key}": data for name, (key, data) in REFUSED.items()}
     stored |= {f"v2/{name}": data for name, data in STORED.items()}
-    stored |= {"zips/a.zip": zips(30), "50/zarr.json": shards(50)}
+    stored |= {"zips/a.zip": zips(30), "300/zarr.json": shards(300)}
     for kind in ("lists", "objects"):
         stored[f"{kind}-draft/draft/zarr.json"] = draft.encode(draft.ENTRY_POINT)
     for name, data in SETS.items():
@@ -157,23 +145,23 @@ def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_deep_document_fails_with_424(client: httpx.Client, name: str) -> None:
-    """A document nested 100,000 deep, and keys below it, fail with 424 within 5 s."""
+    """A deep document, and keys below it, fail within 5 s with a 424 that names the document."""
     key, _ = REFUSED[name]
     below = "draft/data/root/c0" if "draft" in key else "c/0/0"
-    with processor_time_below(MOST_S):
-        found = [client.get(f"/any/{name}/{path}").status_code for path in (key, below)]
+    with processor_time_below(MOST_S, time.process_time):
+        answers = [client.get(f"/any/{name}/{path}") for path in (key, below)]
 
-    assert found == [424, 424]
+    assert [each.status_code for each in answers] == [424, 424]
+    assert all(name in each.json()["detail"] for each in answers)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_deep_set_of_references_fails_with_424(client: httpx.Client, name: str) -> None:
     """Keys, pages and listings of a set of references nested 100,000 deep fail with 424."""
-    with processor_time_below(MOST_S):
-        found = [client.get(f"/{name}/{path}").status_code for path in ("a/0", ".zgroup")]
-        listing = client.get(f"/{name}?list-type=2").status_code
+    with processor_time_below(MOST_S, time.process_time):
+        found = [client.get(f"/{name}{end}") for end in ("/a/0", "/.zgroup", "?list-type=2")]
 
-    assert (found, listing) == ([424, 424], 424)
+    assert [each.status_code for each in found] == [424] * 3
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -184,23 +172,22 @@ def test_deep_document_of_zarr_v2_is_served_as_it_is_stored(
     assert client.get(f"/any/v2/{name}").content == STORED[name]
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "v2", "50", "zips"])
+@pytest.mark.parametrize("name", [*REFUSED, "v2", "300", "zips"])
 def test_pages_and_descriptions_of_deep_documents_do_not_fail(
     client: httpx.Client, name: str
 ) -> None:
     """Listings and pages of folders with documents nested 100,000 deep say what is wrong."""
-    accept = {"accept": "text/html"}
-    with processor_time_below(MOST_S):
-        page = client.get(f"/any/{name}/", headers=accept)
+    with processor_time_below(MOST_S, time.process_time):
+        page = client.get(f"/any/{name}/", headers={"accept": "text/html"})
         listing = client.get("/any", params={"list-type": "2", "prefix": f"{name}/"})
 
     assert page.status_code in (200, 424)
     assert listing.status_code in (200, 424)
 
 
-def test_50_shards_in_shards_are_unsharded(client: httpx.Client) -> None:
-    """The metadata of an array with 50 sharding codecs inside one another have none of them."""
-    served = client.get("/any/50/zarr.json").json()
+def test_300_shards_in_shards_are_unsharded(client: httpx.Client) -> None:
+    """The metadata of an array with 300 sharding codecs inside one another have none of them."""
+    served = client.get("/any/300/zarr.json").json()
 
     assert served["codecs"] == ["bytes"]
 
@@ -219,7 +206,7 @@ BODIES: Final = {
     "attributes": with_text(ARRAY | {"attributes": "?"}, LISTS),
     "shards": shards(10_000),
     "codecs": with_text(ARRAY | {"codecs": "?"}, OBJECTS),
-    "info": with_text(info(mesh="?"), LISTS),
+    "info": with_text(info() | {"mesh": "?"}, LISTS),
 }
 
 
@@ -230,7 +217,7 @@ def test_deep_document_that_is_sent_is_refused_with_400(client: httpx.Client, na
     assert client.put(f"/repo/@session.{session}/zarr.json", content=GROUP).is_success
     paths = [f"/repo/@session.{session}/zarr.json", f"/repo/@session.{session}/a/zarr.json"]
     paths += ["/written/zarr.json", "/written/a/zarr.json", "/written/info", "/written/new/info"]
-    with processor_time_below(MOST_S):
+    with processor_time_below(MOST_S, time.process_time):
         found = {path: client.put(path, content=BODIES[name]).status_code for path in paths}
 
     assert set(found.values()) == {400}
@@ -255,17 +242,17 @@ def test_deep_document_that_is_sent_is_refused_with_400(client: httpx.Client, na
         },
     ],
 )
-@pytest.mark.parametrize("levels", [200, 1000, LEVELS])
-def test_deep_commit_is_refused_with_400(client: httpx.Client, document: Any, levels: int) -> None:
+def test_deep_commit_is_refused_with_400(client: httpx.Client, document: Any) -> None:
     """Bodies of commits and sessions with a value nested too deeply are refused with 400, or with
     413 if they are long.
     """
-    body = with_text(document, "[" * levels + "]" * levels)
     kind = {"content-type": "application/json"}
-    for path in ("commits", "sessions"):
-        answer = client.post(f"/api/datasets/repo/{path}", content=body, headers=kind)
+    for levels in (200, 1000, LEVELS):
+        body = with_text(document, "[" * levels + "]" * levels)
+        for path in ("commits", "sessions"):
+            answer = client.post(f"/api/datasets/repo/{path}", content=body, headers=kind)
 
-        assert answer.status_code in (400, 413)
+            assert answer.status_code in (400, 413)
 
 
 @pytest.mark.parametrize("name", [b"Delete", b"CompleteMultipartUpload"])

@@ -195,7 +195,7 @@ def change_at_random(service: Service, examples: int) -> None:
     check()
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [30, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_changed_container_is_served_without_an_internal_error(
     service: Service, examples: int
 ) -> None:

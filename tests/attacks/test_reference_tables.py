@@ -25,13 +25,6 @@ def lying(number: int, kind: int, value: object, column: int = 3) -> bytes:
     return thrift.assemble(pages, footer)
 
 
-def test_unchanged_table_is_decoded() -> None:
-    """A table that tells the truth is decoded."""
-    table = decode_table(thrift.assemble(*thrift.table()), 2, MOST)
-
-    assert len(table) == 2
-
-
 @pytest.mark.parametrize("number", [1, 4, 6, 7, 9])
 @pytest.mark.parametrize("value", [-1, -(2**63), 2**63, 2**68])
 def test_number_out_of_bounds_is_refused(number: int, value: int) -> None:
@@ -84,7 +77,7 @@ def test_nested_metadata_are_refused(nested: bytes, *, is_page: bool) -> None:
         decode_table(file, 2, MOST)
 
 
-@pytest.mark.parametrize("examples", [10_000, pytest.param(3_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [3_000, pytest.param(3_000_000, marks=pytest.mark.soak)])
 def test_changed_table_is_decoded_or_refused(examples: int) -> None:
     """Tables with wrong numbers, types and fields are decoded, or raise DecodeError, a thousand of
     them within 10 s of CPU time.

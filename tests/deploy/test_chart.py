@@ -135,9 +135,7 @@ def test_gateway_gets_all_of_its_host_names(
     chart: Chart, ingress: Mapping[str, Any], named: set[str]
 ) -> None:
     """Gateways get the host names of the values, the Ingress and the Service."""
-    pods = chart.render(hosts=["lab.example"], ingress=ingress).pods()
-    (gateway,) = pods[GATEWAY[1]]["containers"]
-    environ = {each["name"]: each["value"] for each in gateway["env"]}
+    environ = chart.render(hosts=["lab.example"], ingress=ingress).variables()
     service = {f"demo-shardgate{each}" for each in ("", ".lab", ".lab.svc")}
 
     hosts = load(None, {HOSTS: environ[HOSTS]}).server.hosts
@@ -146,18 +144,15 @@ def test_gateway_gets_all_of_its_host_names(
 
 
 def test_root_path_reaches_gateway_nginx_and_ingress(plain: Rendered, everything: Rendered) -> None:
-    """The path of the service is set in gateways, nginx and the Ingress, and probes lack it."""
+    """The path of the service is set in gateways, nginx and the Ingress."""
     for rendered, file, path in (
         (plain, "site.conf", ""),
         (everything, "clients.conf", "/arrays"),
     ):
-        (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
-        environ = {each["name"]: each["value"] for each in gateway["env"]}
-        site = rendered.resources["ConfigMap", BALANCER[1]]["data"][file]
-        assert load(None, {ROOT_PATH: environ[ROOT_PATH]}).server.root_path == path
+        environ = {ROOT_PATH: rendered.variables()[ROOT_PATH]}
+        site = rendered.files()[file]
+        assert load(None, environ).server.root_path == path
         assert f"set $prefix {path};" in site or not path
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert gateway[probe]["httpGet"]["path"] == "/healthz"
     (rule,) = everything.resources["Ingress", "demo-shardgate"]["spec"]["rules"]
     assert [each["path"] for each in rule["http"]["paths"]] == ["/arrays"]
     assert "proxy_set_header X-Forwarded-Prefix $prefix;" in site
@@ -165,10 +160,9 @@ def test_root_path_reaches_gateway_nginx_and_ingress(plain: Rendered, everything
 
 def test_images_have_tested_version_or_digest(plain: Rendered, everything: Rendered) -> None:
     """The image of nginx has the tested version; a digest replaces the tag of our own image."""
-    (nginx,) = plain.pods()[BALANCER[1]]["containers"]
-    assert nginx["image"] == f"nginx:{NGINX_VERSION}"
+    assert plain.container(BALANCER[1])["image"] == f"nginx:{NGINX_VERSION}"
     for name in (GATEWAY[1], "demo-shardgate-test"):
-        (container,) = everything.pods()[name]["containers"]
+        container = everything.container(name)
         assert container["image"].startswith("example.test/shardgate@sha256:0123456789abcdef")
         assert container["imagePullPolicy"] == "Always"
 
@@ -184,10 +178,10 @@ def test_scheduling_values_apply_to_all_pods(everything: Rendered) -> None:
 def test_gateway_mounts_volumes_of_the_values(everything: Rendered) -> None:
     """The gateway mounts the volumes of the values, with their group and user ids."""
     pod = everything.pods()[GATEWAY[1]]
-    (gateway,) = pod["containers"]
+    mounts = everything.container(GATEWAY[1])["volumeMounts"]
 
     assert [each["name"] for each in pod["volumes"]] == ["config", "data"]
-    assert [each["mountPath"] for each in gateway["volumeMounts"]] == ["/etc/shardgate", "/data"]
+    assert [each["mountPath"] for each in mounts] == ["/etc/shardgate", "/data"]
     assert pod["securityContext"] == {
         "fsGroup": 2000,
         "runAsUser": 1000,
@@ -228,11 +222,10 @@ def test_pods_meet_the_restricted_pod_security_standard(rendered: Rendered) -> N
 
 def test_termination_grace_period_covers_the_stop_of_a_gateway(rendered: Rendered) -> None:
     """A gateway's grace period is longer than its preStop sleep plus its own time to stop."""
-    pod = rendered.pods()[GATEWAY[1]]
-    (gateway,) = pod["containers"]
-    forgetting_s = gateway["lifecycle"]["preStop"]["sleep"]["seconds"]
+    stop = rendered.container(GATEWAY[1])["lifecycle"]["preStop"]
+    grace_s = rendered.pods()[GATEWAY[1]]["terminationGracePeriodSeconds"]
 
-    assert pod["terminationGracePeriodSeconds"] > forgetting_s + STOP_S
+    assert grace_s > stop["sleep"]["seconds"] + STOP_S
 
 
 def test_replica_ends_after_the_new_one_is_known(rendered: Rendered) -> None:
@@ -245,7 +238,7 @@ def test_replica_ends_after_the_new_one_is_known(rendered: Rendered) -> None:
 
 def test_probes_do_not_depend_on_stores(rendered: Rendered) -> None:
     """All probes of a gateway request `/healthz`, which does not depend on stores."""
-    (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
+    gateway = rendered.container(GATEWAY[1])
     kinds = ("startupProbe", "readinessProbe", "livenessProbe")
 
     assert [gateway[kind]["httpGet"]["path"] for kind in kinds] == ["/healthz"] * 3
@@ -268,25 +261,42 @@ def test_changed_configuration_changes_the_pod_template(
     assert template(chart.render(**value)) != template(plain)
 
 
+WRONG: Final = {
+    "replica": 3,
+    "replicas": "three",
+    "balancer": {"tls": {"secret": "x"}},
+    "autoscaling.requestsInFlight": 0,
+    "ingress.hosts": [{"host": "a"}],
+    "image.digest": "0123",
+    "balancer.cache.size": "10Gi",
+    "rootPath": "arrays",
+}
+REFUSED: Final = (
+    *("'replica' not allowed", "/replicas'", "'secret' not allowed", "requestsInFlight'"),
+    *("/ingress/hosts/0'", "/image/digest'", "/balancer/cache/size'", "/rootPath'"),
+)
+
+
+def test_each_wrong_value_is_refused(chart: Chart) -> None:
+    """Misspelled values, and those of a wrong type, number or form, are refused by name."""
+    with pytest.raises(ValueError, match="schema") as refused:
+        chart.render(**WRONG)
+
+    assert [each for each in REFUSED if each not in str(refused.value)] == []
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        *(
-            (wrong, "schema")
-            for wrong in (
-                *({"replica": 3}, {"replicas": "three"}, {"balancer": {"tls": {"secret": "x"}}}),
-                *({"autoscaling.requestsInFlight": 0}, {"ingress.hosts": [{"host": "a"}]}),
-                *({"image.digest": "0123"}, {"balancer.cache.size": "10Gi"}),
-                *({"rootPath": "arrays"}, {"rootPath": "/a;b"}, {"rootPath": "/a/"}),
-            )
-        ),
+        ({"rootPath": "/a;b"}, "schema"),
+        ({"rootPath": "/a/"}, "schema"),
         ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),
         ({"ingress.enabled": True, "balancer.tls.secretName": "x"}, "an Ingress speaks plain HTTP"),
     ],
     ids=json.dumps,
 )
 def test_invalid_values_are_refused(chart: Chart, values: dict[str, object], reason: str) -> None:
-    """A misspelled value, one of a wrong type, or a contradiction fails with its reason."""
+    """A path that nginx would misread, or a contradiction, fails with its reason."""
     with pytest.raises(ValueError, match=reason):
         chart.render(**values)
 
@@ -299,8 +309,7 @@ def test_nginx_accepts_the_rendered_configuration(
     certificate = authority.issue_cert("chunks.example.test")
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    files = rendered.resources["ConfigMap", BALANCER[1]]["data"]
-    for name, text in files.items():
+    for name, text in rendered.files().items():
         here = text.replace("/certificates", str(tmp_path)).replace(RESOLVER, "127.0.0.1")
         (tmp_path / name).write_text(here)
     command = [new_nginx(request), "-t", "-p", str(tmp_path), "-e", "stderr"]
@@ -314,11 +323,10 @@ def test_nginx_accepts_the_rendered_configuration(
 
 def test_cache_of_nginx_is_off_by_default(plain: Rendered) -> None:
     """By default nginx has no cache of answers, neither its configuration nor a volume."""
-    pod = plain.pods()[BALANCER[1]]
+    volumes = plain.pods()[BALANCER[1]]["volumes"]
 
-    files = plain.resources["ConfigMap", BALANCER[1]]["data"]
-    assert files.keys() == {"nginx.conf", "site.conf", "replicas.conf", "writers.conf"}
-    assert [each["name"] for each in pod["volumes"]] == ["config", "tmp"]
+    assert plain.files().keys() == {"nginx.conf", "site.conf", "replicas.conf", "writers.conf"}
+    assert [each["name"] for each in volumes] == ["config", "tmp"]
 
 
 @pytest.mark.parametrize(
@@ -334,14 +342,13 @@ def test_cache_of_nginx_has_its_size_and_volume(
     """The cache of nginx has the size of the values, and their volume where it keeps answers."""
     cache = {"enabled": True, "size": "7g", "volume": volume}
     rendered = chart.render(**{"balancer.cache": cache})
-    pod = rendered.pods()[BALANCER[1]]
-    (nginx,) = pod["containers"]
+    files = rendered.files()
+    mounts = rendered.container(BALANCER[1])["volumeMounts"]
 
-    files = rendered.resources["ConfigMap", BALANCER[1]]["data"]
     assert " max_size=7g " in files["cache.conf"]
     assert "listen 8080" in files["clients.conf"]
-    assert {"name": "cache", "mountPath": "/tmp/cache"} in nginx["volumeMounts"]
-    assert {"name": "cache", **mounted} in pod["volumes"]
+    assert {"name": "cache", "mountPath": "/tmp/cache"} in mounts
+    assert {"name": "cache", **mounted} in rendered.pods()[BALANCER[1]]["volumes"]
 
 
 @pytest.mark.parametrize(
@@ -398,7 +405,7 @@ def test_network_policy_lets_the_balancer_reach_gateways_and_dns(everything: Ren
     to_gateways, to_names = everything.resources["NetworkPolicy", "demo-shardgate-balancer"][
         "spec"
     ]["egress"]
-    (gateway,) = everything.pods()[GATEWAY[1]]["containers"]
+    gateway = everything.container(GATEWAY[1])
     labels = everything.resources[GATEWAY]["spec"]["template"]["metadata"]["labels"]
 
     assert to_gateways["to"][0]["podSelector"]["matchLabels"].items() <= labels.items()
@@ -423,11 +430,8 @@ def test_ipv6_makes_nginx_and_gateways_listen_on_ipv6(plain: Rendered, direct: R
     """The value `ipv6` makes nginx listen on IPv6 too, and gateways on `::`."""
     expected = ((plain, ["8080"], None), (direct, ["8443", "[::]:8443"], "::"))
     for rendered, listens, host in expected:
-        site = rendered.resources["ConfigMap", BALANCER[1]]["data"]["site.conf"]
-        (gateway,) = rendered.pods()[GATEWAY[1]]["containers"]
-        variables = {each["name"]: each["value"] for each in gateway["env"]}
-        assert re.findall(r"listen (\S+)", site) == listens
-        assert variables.get("SHARDGATE_SERVER__HOST") == host
+        assert re.findall(r"listen (\S+)", rendered.files()["site.conf"]) == listens
+        assert rendered.variables().get("SHARDGATE_SERVER__HOST") == host
 
 
 SERVICE: Final = "demo-shardgate-replicas.lab.svc.cluster.local"
@@ -471,8 +475,8 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanc
         names = Names(SERVICE, {f"10-0-0-{n}": port for n, port in enumerate(ports)})
         resolver = stack.enter_context(naming(names))
         (port,) = free_ports(1)
-        files = Chart(helm(request)).render(**{"balancer.resolver": resolver})
-        for name, text in files.resources["ConfigMap", "demo-shardgate-balancer"]["data"].items():
+        rendered = Chart(helm(request)).render(**{"balancer.resolver": resolver})
+        for name, text in rendered.files().items():
             here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
             (tmp_path / name).write_text(here)
         started = listening(command(new_nginx(request), tmp_path), port, tmp_path / "output")

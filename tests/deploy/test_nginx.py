@@ -335,8 +335,8 @@ def test_tokens_and_signatures_are_not_logged(site: Site, *, is_answered: bool) 
 
 @pytest.mark.parametrize("http2", [False, True])
 def test_request_body_is_streamed_without_a_file(site: Site, *, http2: bool) -> None:
-    """A body of 8 MiB is forwarded without a temporary file."""
-    body = os.urandom(8 * 2**20)
+    """A body of 1 MiB is forwarded without a temporary file."""
+    body = os.urandom(2**20)
     with site.nginx.client(http2=http2) as client:
         client.put("/em/c/0", content=body).raise_for_status()
 

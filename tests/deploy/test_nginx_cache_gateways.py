@@ -69,7 +69,7 @@ def settings(root: Path) -> Settings:
     })  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["installed", "new"])
+@pytest.fixture(scope="module", params=["installed", pytest.param("new", marks=pytest.mark.soak)])
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
     """Start the installed nginx, or that of the images, before two gateways."""
     root: Path = tmp_path_factory.mktemp("root")

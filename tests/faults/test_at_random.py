@@ -125,7 +125,7 @@ def test_acknowledged_writes_survive_signals_to_gateways(pair: Pair, examples: i
 
 
 @pytest.mark.parametrize("pair", ["seaweedfs"], indirect=True)
-@settings(QUIET, max_examples=5)
+@settings(QUIET, max_examples=3)
 @given(steps=plans(2 * WRITERS))
 def test_concurrent_writers_of_a_bucket_lose_nothing(pair: Pair, steps: Plans) -> None:
     """No acknowledged write of 32 clients to the same shards through two gateways is lost."""
@@ -229,13 +229,12 @@ ENVIRON: Final = {
 """Without a cache of chunks, so that each request reads the store."""
 
 
-class LyingSite:
+class LyingSite(NamedTuple):
     """Arrays in a store, and a gateway that reaches it through the proxy."""
 
-    def __init__(self, lab: Lab, proxy: Erratic, url: str) -> None:
-        self.lab = lab
-        self.proxy = proxy
-        self.url = url
+    lab: Lab
+    proxy: Erratic
+    url: str
 
     def play(self, lies: list[Fault], share: float, reads: int, writes: int) -> Counter[str]:
         """Read and write the chunks of an array amid *lies*; return the number of each response."""

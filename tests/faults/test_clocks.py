@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 import pytest
@@ -156,31 +156,26 @@ JUMPED_S: Final = 0.1
 TTL_S: Final = 0.3
 
 
-class Site:
-    """An array, and a gateway whose clock jumps and later jumps back."""
+class Site(NamedTuple):
+    """An array, a gateway whose clock jumps and later jumps back, and a client of the array."""
 
-    def __init__(self, lab: Lab, gateway: Gateway) -> None:
-        self.lab = lab
-        self.name = lab.new_array(SMALL, CHUNKS)
-        self._gateway = gateway
-        self._client = httpx.Client(base_url=f"{gateway.url}/data/{self.name}", timeout=30)
+    lab: Lab
+    name: str
+    gateway: Gateway
+    client: httpx.Client
 
     def jump(self) -> None:
         """Make the clock jump."""
-        self._gateway.jump()
+        self.gateway.jump()
         time.sleep(JUMPED_S)
 
     def get(self, chunk: int) -> httpx.Response:
         """Read a chunk."""
-        return self._client.get(f"/c/{chunk}")
+        return self.client.get(f"/c/{chunk}")
 
     def put(self, chunk: int, data: bytes) -> httpx.Response:
         """Write a chunk."""
-        return self._client.put(f"/c/{chunk}", content=data)
-
-    def close(self) -> None:
-        """Close the client."""
-        self._client.close()
+        return self.client.put(f"/c/{chunk}", content=data)
 
 
 @pytest.fixture(params=[HOURS_S, -HOURS_S], ids=["ahead", "back"])
@@ -196,11 +191,12 @@ def site(
     """Start a gateway whose cache entries expire soon."""
     lab = requested_lab(request, tmp_path_factory)
     environ = of_dataset(lab.url, lab.seaweedfs, ttl_s=TTL_S) | {JUMPS_S: jumps}
+    name = lab.new_array(SMALL, CHUNKS)
     with (
         forked(environ | {"SHARDGATE_CACHE__CHUNK_BYTES": "0"}) as gateway,
-        closing(Site(lab, gateway)) as site,
+        httpx.Client(base_url=f"{gateway.url}/data/{name}", timeout=30) as client,
     ):
-        yield site
+        yield Site(lab, name, gateway, client)
 
 
 def test_clock_jump_makes_no_chunk_absent(site: Site) -> None:

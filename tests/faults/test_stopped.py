@@ -20,7 +20,7 @@ import pytest
 from tests.support.attacks.raw import connect, heard
 from tests.support.gateways import Gateway, forked, gateway_process, of_dataset
 from tests.support.labs import SMALL, Lab, requested_lab, value
-from tests.support.processes import listens
+from tests.support.processes import listens, wait_until
 
 OLD: Final = {0: value(SMALL, 1, 0), 1: value(SMALL, 1, 1)}
 OURS: Final = value(SMALL, 2, 0)
@@ -64,17 +64,11 @@ class Folder:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             answer = self._pool.submit(self.put, gateway, 1, OURS)
-            self._wait_for_file()
+            wait_until(lambda: self.lab.left(self.name))
             time.sleep(FILLED_S)
             yield answer
         finally:
             os.close(fd)
-
-    def _wait_for_file(self) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not self.lab.left(self.name):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -121,8 +115,7 @@ def test_terminated_gateway_finishes_its_write(folder: Folder) -> None:
         with folder.held_up(ending) as answer:
             ending.terminate()
             assert not ending.wait(0.5)
-            while listens(urlsplit(ending.url).port or 0):
-                time.sleep(0.01)
+            wait_until(lambda: not listens(urlsplit(ending.url).port or 0))
 
         assert answer.result(DEADLINE_S).is_success
         assert answer.result().headers["connection"] == "close"

@@ -18,6 +18,8 @@ READERS: Final = 4
 DEADLINE_S: Final = 120.0
 """Time limit of a run."""
 _PAUSE_S: Final = 0.05
+_READ_S: Final = 0.01
+"""Time between two requests of a reader."""
 _GATEWAYS: Final = 2
 
 type Mischief = Callable[[], Coroutine[Any, Any, None]]
@@ -110,6 +112,7 @@ class _Crowd:
         """Read random chunks until the end, and assert that each is one that was written."""
         choice = random.Random(reader)
         while not self.is_over:
+            await asyncio.sleep(_READ_S)
             key = self._key(choice.randrange(SMALL.chunks))
             try:
                 answer = await self.client.get(f"{choice.choice(self._urls)}/data/{key}")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +15,42 @@ from tests.support.viewers.viewing import Neuroglancer, paging_client
 _ROOT: Final = Path(__file__).parents[2]
 
 
+class _Shared:
+    """One browser for all tests of this folder that follow each other."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._browser: Browser | None = None
+
+    def browser(self) -> Browser:
+        """Return the browser, which is launched if it does not run."""
+        if self._browser is None:
+            self._browser = self._stack.enter_context(launched())
+        return self._browser
+
+    def close(self) -> None:
+        """End the browser."""
+        self._browser = None
+        self._stack.close()
+
+
+_shared: Final = _Shared()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None]:
+    """End the browser before tests of other folders: its event loop runs in their thread."""
+    try:
+        yield
+    finally:
+        if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+            _shared.close()
+
+
 @pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    """Run Chromium for the tests of a file."""
-    with launched() as browser:
-        yield browser
+def browser() -> Browser:
+    """Run Chromium."""
+    return _shared.browser()
 
 
 @pytest.fixture(scope="module")
@@ -34,5 +66,5 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def neuroglancer(browser: Browser, pictures: Path) -> Generator[Neuroglancer]:
     """Serve the page of Neuroglancer to the browser."""
-    with paging_client() as url:
-        yield Neuroglancer(browser, url, pictures)
+    with paging_client() as url, closing(Neuroglancer(browser, url, pictures)) as shown:
+        yield shown

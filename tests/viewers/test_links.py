@@ -18,7 +18,7 @@ from shardgate.settings import DatasetSettings, Settings
 from tests.support.commands import run
 from tests.support.serving import serving
 from tests.support.viewers.images import put_all, put_image
-from tests.support.viewers.viewing import LOADED, RESTORE, Neuroglancer, Pixels, count
+from tests.support.viewers.viewing import LOADED, Neuroglancer, Pixels, count
 
 MIDDLE: Final = (slice(180, 184), slice(195, 205))
 """Rows and columns in the ball, in the first panel of four."""
@@ -127,13 +127,9 @@ def test_level_has_the_scale_of_its_image(neuroglancer: Neuroglancer, tmp_path: 
     group.attrs["ome"] = ome
     with serving(Settings(datasets={"d": DatasetSettings(url=str(tmp_path))})) as url:
         state = linked_state(f"{url}/api/datasets/d/viewer?path=1")
-        with neuroglancer.browser.new_context() as context:
-            page = context.new_page()
-            page.goto(neuroglancer.page_url)
-            page.wait_for_function("window.viewer")
-            page.evaluate(RESTORE, state)
-            page.wait_for_function(LOADED, arg=1)
-            space = page.evaluate(SPACE)
+        page = neuroglancer.opened(state)
+        page.wait_for_function(LOADED, arg=1)
+        space = page.evaluate(SPACE)
 
     assert space == [
         ["x", 2e-6, "m", 10, 74],

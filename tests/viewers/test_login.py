@@ -126,15 +126,18 @@ def service(
         yield url
 
 
-@pytest.fixture(scope="module", params=["stripped, by the header", "kept, by the setting"])
-def below(
+@pytest.fixture(scope="module", params=["root", "stripped", "kept"])
+def site(
     request: pytest.FixtureRequest,
     settings: Settings,
     authority: trustme.CA,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Generator[str]:
-    """Serve it over TLS below a path of nginx, which strips that path or not."""
-    is_stripped = request.param.startswith("stripped")
+    """Serve it over TLS at the root, or below a path that nginx strips and tells of, or keeps."""
+    if request.param == "root":
+        yield request.getfixturevalue("service")
+        return
+    is_stripped = request.param == "stripped"
     told = ServerSettings(trusted_proxies=("127.0.0.0/8",))
     server = told if is_stripped else ServerSettings(root_path=PREFIX)
     folder = tmp_path_factory.mktemp("proxy")
@@ -187,8 +190,10 @@ def demand_picture(page: Page) -> None:
     assert read_values(page, "data", SECTIONS) == VALUES[tuple(SECTIONS.T)].tolist()
 
 
-def test_person_signs_in_once(context: BrowserContext, viewer: str, service: str) -> None:
-    """Somebody signs in by a window, sees the array, and needs no window at the next visit."""
+def test_person_signs_in_once_and_after_the_token_has_expired(
+    context: BrowserContext, settings: Settings, viewer: str, service: str
+) -> None:
+    """Somebody signs in by a window, needs none at the next visit, and one for an old token."""
     page = open_viewer(context, viewer, service)
     window = sign_in(page, "ada")
     demand_picture(page)
@@ -199,28 +204,24 @@ def test_person_signs_in_once(context: BrowserContext, viewer: str, service: str
     demand_picture(again)
     assert len(context.pages) == 1
 
-
-def test_person_signs_in_again_after_the_token_has_expired(
-    context: BrowserContext, settings: Settings, viewer: str, service: str
-) -> None:
-    """A token that has expired is refused, and the viewer asks to sign in again."""
-    page = open_viewer(context, viewer, service)
-    sign_in(page, "ada")
-    demand_picture(page)
     records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
     past = LoginTokens(settings, Datasets({}), records, lambda: time.time() - 86_400).sign(
         VIEWER, {"sub": "sso:ada", "rules": ["sso:lab"]}, 3600
     )
-    page.evaluate(_REPLACE_TOKEN, past)
-    page.close()
+    again.evaluate(_REPLACE_TOKEN, past)
+    again.close()
+    later = open_viewer(context, viewer, service)
+    sign_in(later, "ada")
+    demand_picture(later)
 
-    again = open_viewer(context, viewer, service)
-    sign_in(again, "ada")
-    demand_picture(again)
 
+def test_person_without_rights_signs_in_as_another(
+    context: BrowserContext, viewer: str, service: str
+) -> None:
+    """Somebody who may read nothing reads so in the window, and signs in there as another.
 
-def test_person_without_rights_is_told(context: BrowserContext, viewer: str, service: str) -> None:
-    """Somebody who may read nothing reads so in the window, and the viewer gets no token."""
+    Before that the viewer gets no token; after it, it shows the array.
+    """
     page = open_viewer(context, viewer, service)
     with context.expect_event(
         "response", lambda response: "/login/callback" in response.url
@@ -232,33 +233,10 @@ def test_person_without_rights_is_told(context: BrowserContext, viewer: str, ser
     assert page.evaluate("Object.keys(localStorage).filter(name => name.includes('auth'))") == []
     assert page.is_visible("text=Retry")
 
-
-def test_person_without_rights_signs_in_as_another(
-    context: BrowserContext, viewer: str, service: str
-) -> None:
-    """Somebody who may read nothing signs in as another in the same window, and sees the array."""
-    page = open_viewer(context, viewer, service)
-    window = sign_in(page, "eve")
     window.click("text=Sign in as somebody else")
     window.click("[aria-label='Authorize as ada']")
     demand_picture(page)
     demand_closed(window)
-
-
-def test_link_of_a_private_array_lets_sign_in(
-    context: BrowserContext, viewer: str, service: str
-) -> None:
-    """Somebody who is signed in at the pages opens the array, and the viewer signs in as well."""
-    page = context.new_page()
-    page.goto(f"{service}/login")
-    page.click("[aria-label='Authorize as ada']")
-    page.click("text=private")
-    page.wait_for_selector("text=Arrays below")
-    page.goto(f"{service}/api/datasets/private/viewer?path=sharded")
-    assert page.url.startswith(f"{viewer}/#!")
-    page.wait_for_function("window.viewer")
-    sign_in(page, "ada")
-    picture_when_still(page, 1)
 
 
 def test_command_gets_its_token_from_the_browser(
@@ -328,14 +306,17 @@ def test_signing_out_ends_pages_and_viewers(
     open_viewer(context, viewer, service).wait_for_selector(_LOGIN)
 
 
-def test_person_makes_and_revokes_a_link(context: BrowserContext, service: str) -> None:
-    """Somebody signs in from a private page, makes a link that reads it, and revokes the link."""
+def test_person_makes_and_revokes_a_link(context: BrowserContext, site: str) -> None:
+    """Somebody signs in from a private page, makes a link that reads it, revokes it, and signs out.
+
+    Every page and link is below the path of the service.
+    """
     page = context.new_page()
-    page.goto(f"{service}/private/")
+    page.goto(f"{site}/private/")
     page.click("text=Sign in")
     page.click("[aria-label='Authorize as ada']")
-    page.wait_for_url(f"{service}/private/")
-    page.goto(service)
+    page.wait_for_url(f"{site}/private/")
+    page.goto(site)
     page.click("text=Links")
     page.click("text=Make a link")
     link = page.wait_for_selector("#made code:not(:empty)")
@@ -347,7 +328,13 @@ def test_person_makes_and_revokes_a_link(context: BrowserContext, service: str) 
     page.wait_for_selector("text=There are none.")
     after = httpx.get(url, verify=False)  # noqa: S501
 
+    assert url.startswith(f"{site}/~")
     assert (before.status_code, after.status_code) == (200, 401)
+    page.click("text=Datasets")
+    page.click("text=Sign out")
+    page.wait_for_selector("text=Sign in")
+    assert page.url.startswith(site)
+    assert page.is_hidden("text=private")
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
@@ -444,35 +431,11 @@ def test_frame_of_a_page_is_refused(context: BrowserContext, listener: str) -> N
     assert page.evaluate("heard") == []
 
 
-def test_person_signs_in_and_out_at_pages_below_a_prefix(
-    context: BrowserContext, below: str
-) -> None:
-    """Pages below a prefix lead to the sign-in and back, make links, and sign out."""
-    page = context.new_page()
-    page.goto(f"{below}/private/")
-    page.click("text=Sign in")
-    page.click("[aria-label='Authorize as ada']")
-    page.wait_for_url(f"{below}/private/")
-    page.goto(below)
-    page.click("text=Links")
-    page.click("text=Make a link")
-    link = page.wait_for_selector("#made code:not(:empty)")
-    assert link is not None
-    url = f"{link.text_content()}sharded/zarr.json"
-    assert httpx.get(url, verify=False).is_success  # noqa: S501 - its own certificate
-    page.click("text=Datasets")
-    page.click("text=Sign out")
-    page.wait_for_selector("text=Sign in")
-
-    assert url.startswith(f"{below}/~")
-    assert page.url.startswith(below)
-    assert page.is_hidden("text=private")
-
-
-def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, below: str) -> None:
+@pytest.mark.parametrize("site", ["stripped", "kept"], indirect=True)
+def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, site: str) -> None:
     """Cookies of a service below a prefix have the name and path that bind them to its host."""
     page = context.new_page()
-    page.goto(f"{below}/login")
+    page.goto(f"{site}/login")
     page.click("[aria-label='Authorize as ada']")
     page.wait_for_selector("text=Sign out")
     cookies = [each for each in context.cookies() if "shardgate" in each["name"]]
@@ -482,20 +445,27 @@ def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, b
     assert cookies[0]["name"].endswith(PREFIX.replace("/", "!"))
 
 
-def test_viewer_signs_in_below_a_prefix(context: BrowserContext, viewer: str, below: str) -> None:
-    """The link of a private array below a prefix opens the viewer, which signs in and shows it."""
+@pytest.mark.parametrize(
+    "site", ["root", "stripped", pytest.param("kept", marks=pytest.mark.soak)], indirect=True
+)
+def test_link_of_a_private_array_lets_sign_in(
+    context: BrowserContext, viewer: str, site: str
+) -> None:
+    """Somebody who is signed in at the pages opens the array, and the viewer signs in as well."""
     page = context.new_page()
-    page.goto(f"{below}/login")
+    page.goto(f"{site}/login")
     page.click("[aria-label='Authorize as ada']")
-    page.wait_for_selector("text=Sign out")
-    page.goto(f"{below}/api/datasets/private/viewer?path=sharded")
+    page.click("text=private")
+    page.wait_for_selector("text=Arrays below")
+    page.goto(f"{site}/api/datasets/private/viewer?path=sharded")
     assert page.url.startswith(f"{viewer}/#!")
     page.wait_for_function("window.viewer")
     sign_in(page, "ada")
     picture_when_still(page, 1)
 
 
-def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, below: str) -> None:
+@pytest.mark.parametrize("site", ["stripped", "kept"], indirect=True)
+def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, site: str) -> None:
     """The page of the API loads all its files, sends its requests below the prefix, and logs no
     errors, such as those of its content security policy.
     """
@@ -503,10 +473,10 @@ def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, below: st
     failed: list[str] = []
     page.on("response", lambda each: failed.append(each.url) if not each.ok else None)
     page.on("console", lambda said: failed.append(said.text) if said.type == "error" else None)
-    page.goto(f"{below}/docs")
+    page.goto(f"{site}/docs")
     page.click("[data-path='/api/datasets'] >> nth=0")
     page.click("text=Try it out")
-    with page.expect_response(f"{below}/api/datasets") as answered:
+    with page.expect_response(f"{site}/api/datasets") as answered:
         page.click("text=Execute")
 
     assert answered.value.ok

@@ -137,7 +137,7 @@ class Chart(NamedTuple):
         done = self.run("template", "demo", str(CHART), "--namespace=lab", *options)
         if done.returncode:
             raise ValueError(done.stderr)
-        made = filter(None, yaml.safe_load_all(done.stdout))
+        made = filter(None, yaml.load_all(done.stdout, yaml.CSafeLoader))
         return Rendered({(each["kind"], each["metadata"]["name"]): each for each in made})
 
 
@@ -155,3 +155,16 @@ class Rendered(NamedTuple):
             elif kind == "Pod":
                 found[name] = resource["spec"]
         return found
+
+    def container(self, name: str) -> Mapping[str, Any]:
+        """Return the only container of the pod of the owner *name*."""
+        (found,) = self.pods()[name]["containers"]
+        return dict(found)
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of gateways."""
+        return {each["name"]: each["value"] for each in self.container(GATEWAY[1])["env"]}
+
+    def files(self) -> Mapping[str, str]:
+        """Return the configuration files of nginx."""
+        return dict(self.resources["ConfigMap", BALANCER[1]]["data"])

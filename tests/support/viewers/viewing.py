@@ -78,14 +78,17 @@ _LOAD_S: Final = 120.0
 _POLL_MS: Final = 20
 _SIZE: Final = ViewportSize(width=800, height=600)
 
-RESTORE: Final = "state => viewer.state.restoreState(state)"
+RESTORE: Final = "state => { viewer.state.reset(); viewer.state.restoreState(state); }"
 """A state in the page's address is written back, in the midst of reading it if that takes 0.4 s."""
 _PASSING: Final = """
 .neuroglancer-display-dimensions-widget,
 .neuroglancer-layer-item-visible-progress,
 .neuroglancer-layer-item-prefetch-progress { display: none }
+[title="Previous selection"], [title="Next selection"] { visibility: hidden !important }
 """
-"""Elements that disappear some time after the zoom was set, or everything was loaded."""
+"""Elements that disappear some time after the zoom was set, or everything was loaded, or that
+depend on earlier states.
+"""
 LOADED: Final = """layers => (
     viewer.layerManager.managedLayers.length === layers
     && viewer.isReady()
@@ -142,35 +145,48 @@ class View:
     pixels: Pixels
 
 
-@dataclass(frozen=True, slots=True)
 class Neuroglancer:
-    """The client's page, opened in a new context for each view."""
+    """The client's page, which shows one state after the other."""
 
-    browser: Browser
-    page_url: str
-    pictures: Path
+    def __init__(self, browser: Browser, page_url: str, pictures: Path) -> None:
+        self._page_url = page_url
+        self._pictures = pictures
+        self._page = browser.new_page(viewport=_SIZE)
+        self._asked, self._faults = listen(self._page, page_url)
+        self._load()
 
     def look(self, state: Json, name: str, voxels: Mapping[str, Voxels] | None = None) -> View:
         """Open *state*, save a picture called *name*, and return the *voxels* of its layers."""
-        file = self.pictures / f"{name}.png"
-        with self.browser.new_context(viewport=_SIZE) as context:
-            page = context.new_page()
-            asked, faults = listen(page, self.page_url)
-            page.goto(self.page_url)
-            page.wait_for_function("window.viewer")
-            page.evaluate(RESTORE, state)
-            try:
-                picture = picture_when_still(page, len(state["layers"]))
-            except Error as error:
-                page.screenshot(path=file)
-                refused = [each for each in asked if each.status not in {200, 206}]
-                raise AssertionError(f"not all is loaded: {faults} {refused}") from error
-            faults += page.evaluate(_FAULTS)
-            values = {
-                layer: read_values(page, layer, rows) for layer, rows in (voxels or {}).items()
-            }
+        file = self._pictures / f"{name}.png"
+        page = self.opened(state)
+        try:
+            picture = picture_when_still(page, len(state["layers"]))
+        except Error as error:
+            page.screenshot(path=file)
+            refused = [each for each in self._asked if each.status not in {200, 206}]
+            raise AssertionError(f"not all is loaded: {self._faults} {refused}") from error
+        faults = [*self._faults, *page.evaluate(_FAULTS)]
+        values = {layer: read_values(page, layer, rows) for layer, rows in (voxels or {}).items()}
+        asked = [*self._asked]
         file.write_bytes(picture)
+        if faults:  # their messages would stay
+            self._load()
         return View(asked, faults, values, _decode(picture))
+
+    def opened(self, state: Json) -> Page:
+        """Open *state*, and return the page."""
+        self._asked.clear()
+        self._faults.clear()
+        self._page.evaluate(RESTORE, state)
+        return self._page
+
+    def close(self) -> None:
+        """Close the page and its profile."""
+        self._page.close()
+
+    def _load(self) -> None:
+        self._page.goto(self._page_url)
+        self._page.wait_for_function("window.viewer")
 
 
 def listen(page: Page, page_url: str) -> tuple[list[Asked], list[str]]:

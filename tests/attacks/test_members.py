@@ -53,8 +53,8 @@ async def use(container: MemberFormat, name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [
-        ("zip", 2_000),
-        ("kerchunk", 200),
+        ("zip", 10_000),
+        ("kerchunk", 500),
         pytest.param("zip", 3_000_000, marks=pytest.mark.soak),
         pytest.param("kerchunk", 200_000, marks=pytest.mark.soak),
     ],

@@ -13,8 +13,7 @@ from tests.power.recording import BARE, PARTS
 from tests.support.processes import ROOT, environ
 
 PYTEST: Final = (
-    sys.executable, "-m", "pytest", "-q", "-m", "not soak",
-    "-p", "no:cacheprovider", "--hypothesis-seed=0",
+    sys.executable, "-m", "pytest", "-q", "-m", "not soak", "--hypothesis-seed=0",
 )  # fmt: skip
 """Begins each run of tests, which thus use the same random data."""
 _OPTIONS: Final = """\
@@ -41,15 +40,7 @@ def measure(
     told = tests_environ(root, **{PARTS: str(parts)})
     if bare:
         told[BARE] = "yes"
-    command = [
-        *PYTEST,
-        "-p",
-        "tests.power.recording",
-        "-n",
-        str(workers),
-        "--dist",
-        "loadfile",
-    ]
+    command = [*PYTEST, "-p", "tests.power.recording", "-n", str(workers), "--dist", "loadfile"]
     code = subprocess.run([*command, *folders], env=told, cwd=root, check=False).returncode
     measured = Measured.load(root / "app", home / "measured.json")
     if not bare:

@@ -32,7 +32,9 @@ BACKLOG: Final = 2048
 STOP_S: Final = 20
 """Longest wait for responses in progress after SIGTERM."""
 START_S: Final = 60.0
-"""Longest wait for the start of one of several processes."""
+"""Longest wait for the start of one of several processes, before signals are handled."""
+_LOOK_S: Final = 1.0
+"""Longest wait for it afterwards, each time that all processes are looked at."""
 _ALIVE_S: Final = 30
 """Longest silence of one of several processes: with uvicorn's 5 s, one that replaces another on a
 busy machine was ended before it had imported all, again and again.
@@ -133,10 +135,21 @@ class _Supervisor(Multiprocess):
     ) -> None:
         super().__init__(config, sockets)
         self._announce = announce
+        self._is_announced = False
 
     def init_processes(self) -> None:
         super().init_processes()
-        if all(process.wait_until_ready(START_S) for process in self.processes):
+        self._announce_once(START_S)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace processes that have ended; on a busy machine others may be ready only now."""
+        super().keep_subprocess_alive()
+        if not self._is_announced:
+            self._announce_once(_LOOK_S)
+
+    def _announce_once(self, within_s: float) -> None:
+        if all(process.wait_until_ready(within_s, self.should_exit) for process in self.processes):
+            self._is_announced = True
             self._announce()
 
     def terminate_all(self) -> None:

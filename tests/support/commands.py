@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from io import RawIOBase
 from typing import IO, Final
 
 from tests.support.processes import environ
@@ -38,7 +39,7 @@ import fastapi._compat.v2, pydantic.v1, uvicorn.lifespan.on, uvicorn.loops.uvloo
 tell_time, ahead_s = time.time, 0.0
 time.time = lambda: tell_time() + ahead_s
 
-from shardgate import demo, server
+from shardgate import demo, processes
 from shardgate.cli import main
 from shardgate.main import create_app
 from shardgate.settings import Settings
@@ -157,12 +158,18 @@ def running(*arguments: str, lines: int = 1, **more: str) -> Generator[tuple[Run
     """Run the command, and give it with its first *lines* once they are printed."""
     read, write = os.pipe()
     with (
-        os.fdopen(read) as out,
+        os.fdopen(read, "rb", buffering=0) as out,
         tempfile.TemporaryFile("w+") as err,
         closing(Running(arguments, environ(**more), write, err)) as command,
     ):
         os.close(write)
-        yield command, [out.readline().strip() for _ in range(lines)]
+        yield command, [_read_line(out, command) for _ in range(lines)]
+
+
+def _read_line(out: RawIOBase, command: Running) -> str:
+    """Read a line; *out* keeps nothing of the next one, which `select` would not see."""
+    assert select.select([out], [], [], _DEADLINE_S)[0], command.said()
+    return out.readline().decode().strip()
 
 
 @cache

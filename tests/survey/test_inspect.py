@@ -169,10 +169,10 @@ async def test_page_has_what_was_found_in_time() -> None:
     """A page that takes too long has the collections found until then, and the reason."""
     root = reading(filled(_Stuck(), a=ARRAY, b=ARRAY)).root
 
-    page = await inspect_page(root, limit=9, within_s=0.2)
+    page = await inspect_page(root, limit=9, within_s=3)
 
     assert [each.path for each in page.reports] == ["a"]
-    assert (page.is_all, page.reason) == (False, "the store took longer than 0.2 s")
+    assert (page.is_all, page.reason) == (False, "the store took longer than 3 s")
 
 
 @pytest.mark.parametrize(("after", "expected"), [("", ["a", "b"]), ("b", ["c"]), ("c", [])])

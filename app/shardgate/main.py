@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI
 from shardgate.api.api import build_api
 from shardgate.api.repositories import build_repository_changes
 from shardgate.api.sessions import build_commits, build_sessions
-from shardgate.api.tokens import build_tokens
+from shardgate.api.token_routes import build_tokens
 from shardgate.auth.access import Datasets, ServedDataset
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
 from shardgate.auth.login_sessions import LoginTokens, caller_of_page
@@ -27,11 +27,11 @@ from shardgate.auth.token_records import TokenRecords
 from shardgate.auth.tokens import TokenMint
 from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
+from shardgate.gateway import s3_multipart as multipart
 from shardgate.gateway.admission import ConcurrencyLimiter
 from shardgate.gateway.gateway import Gateway
 from shardgate.gateway.read import ReadPlane
-from shardgate.gateway.s3 import multipart
-from shardgate.gateway.s3.dialect import explain_to_s3
+from shardgate.gateway.s3_dialect import explain_to_s3
 from shardgate.gateway.shard_affinity import NAME as SHARDS
 from shardgate.gateway.shard_affinity import ShardAffinity
 from shardgate.gateway.write import WritePlane
@@ -133,17 +133,9 @@ def create_app(
     routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
     explain = ErrorPages(settings.login).explain
     api = _build_api(shared, datasets, overviews, routes, explain)
-    reads = ReadPlane(
-        datasets,
-        access.authenticator,
-        resolver,
-        shared.sessions,
-        cors=cors,
-        send_page=DatasetPages(resolver, settings.login).send,
-    )
     gateway = Gateway(
         api,
-        reads,
+        _build_reading(shared, datasets, access.authenticator, cors),
         _build_writing(shared, datasets, rewrites, access.authenticator),
         ShardAffinity(datasets, resolver, settings.server.trusted_proxies),
         authenticator=access.authenticator,
@@ -188,6 +180,20 @@ def _build_api(
     )
     add_viewer(api)
     return api
+
+
+def _build_reading(
+    shared: Shared, datasets: Datasets, authenticator: Authenticator, cors: Cors
+) -> ReadPlane:
+    pages = DatasetPages(shared.resolver, shared.settings.login)
+    return ReadPlane(
+        datasets,
+        authenticator,
+        shared.resolver,
+        shared.sessions,
+        cors=cors,
+        send_page=pages.send,
+    )
 
 
 def _build_limiter(settings: Settings) -> ConcurrencyLimiter:

@@ -47,8 +47,8 @@ from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
 from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
 from shardgate.formats.zip.layout import decode_local_header
-from shardgate.gateway.s3.dialect import parse_deletion
-from shardgate.gateway.s3.multipart import parse_parts
+from shardgate.gateway.s3_dialect import parse_deletion
+from shardgate.gateway.s3_multipart import parse_parts
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
     SessionDocument,

@@ -31,7 +31,7 @@ from tests.support.formats.neuroglancer_precomputed.case import (
 from tests.support.formats.neuroglancer_precomputed.case import build as build_volume
 from tests.support.formats.zarr.building import build as build_array
 from tests.support.formats.zarr.building import chunk_bytes
-from tests.support.gateway.s3.uploads import S3, complete, create, put
+from tests.support.gateway.s3_uploads import S3, complete, create, put
 from tests.support.read.stores import WatchedStore
 from tests.support.serving import client_of
 from tests.support.zipped import ENCODERS, encoded, zipped

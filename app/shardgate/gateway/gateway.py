@@ -19,7 +19,7 @@ from shardgate.errors import (
 )
 from shardgate.gateway.admission import ConcurrencyLimiter
 from shardgate.gateway.read import ReadPlane
-from shardgate.gateway.s3.dialect import speaks_s3
+from shardgate.gateway.s3_dialect import speaks_s3
 from shardgate.gateway.shard_affinity import NAME as SHARDS
 from shardgate.gateway.shard_affinity import PREFIX as SHARDS_PREFIX
 from shardgate.gateway.shard_affinity import ShardAffinity

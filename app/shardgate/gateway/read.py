@@ -13,8 +13,8 @@ from shardgate.concurrency import is_many, run_in_thread
 from shardgate.formats.compression import CODINGS
 from shardgate.formats.icechunk.keys import SESSION
 from shardgate.formats.listing import Name
+from shardgate.gateway import s3_dialect as dialect
 from shardgate.gateway.entity_headers import cache_headers, entity_headers
-from shardgate.gateway.s3 import dialect
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened, Selection

@@ -23,7 +23,7 @@ from shardgate.errors import (
     UnsupportedError,
 )
 from shardgate.formats.icechunk.keys import session_prefix
-from shardgate.gateway.s3 import dialect
+from shardgate.gateway import s3_dialect as dialect
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import ETag, VirtualKey
 from shardgate.read.bodies import Demand

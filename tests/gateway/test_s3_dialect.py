@@ -1,4 +1,4 @@
-"""`shardgate.gateway.s3.dialect`: recognition of S3 requests, and their XML."""
+"""`shardgate.gateway.s3_dialect`: recognition of S3 requests, and their XML."""
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from shardgate.errors import BadBodyError, BadKeyError, ShardgateError, UnsupportedError
-from shardgate.gateway.s3.dialect import error_code, error_document, parse_deletion, speaks_s3
+from shardgate.gateway.s3_dialect import error_code, error_document, parse_deletion, speaks_s3
 from shardgate.server.problems import STATUS
 from shardgate.server.request import Headers, Request
 

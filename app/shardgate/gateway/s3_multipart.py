@@ -21,7 +21,7 @@ from shardgate.errors import (
     UnsupportedError,
 )
 from shardgate.formats.compression import is_sendable
-from shardgate.gateway.s3 import dialect
+from shardgate.gateway import s3_dialect as dialect
 from shardgate.gateway.write import COPY_SOURCE, Copy, Handler, Put, WriteRequest
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.model import EVERYTHING, ByteRange, ETag, VirtualKey

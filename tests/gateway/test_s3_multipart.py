@@ -1,4 +1,4 @@
-"""`shardgate.gateway.s3.multipart`: multipart uploads, request by request."""
+"""`shardgate.gateway.s3_multipart`: multipart uploads, request by request."""
 
 # ruff: noqa: S314  what is parsed here we wrote
 
@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from shardgate.errors import BadBodyError, BadPartError, PartOrderError
-from shardgate.gateway.s3.multipart import parse_part_number, parse_parts
-from tests.support.gateway.s3.uploads import NS, S3, begin, complete, create, put
+from shardgate.gateway.s3_multipart import parse_part_number, parse_parts
+from tests.support.gateway.s3_uploads import NS, S3, begin, complete, create, put
 from tests.support.server.taking import MAX, NEW, get, taking
 
 

@@ -1,1 +1,0 @@
-"""Requests of S3 clients: the dialect, its XML, and multipart uploads."""

@@ -59,6 +59,7 @@ from shardgate.storage.wrappers import Call, OnCall, TracedStore
 from shardgate.web.dataset_page import DatasetPages
 from shardgate.web.error_page import ErrorPages
 from shardgate.web.login import build_login
+from shardgate.web.login_commands import build_command_login
 from shardgate.web.pictures import build_pictures
 from shardgate.web.previews import Previews, worker_command
 from shardgate.web.start_page import OverviewCache, StartPage
@@ -288,7 +289,8 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
         identify.append(sessions.identify)
         routes.append(build_token_page(sessions, mint, bodies))
         proxies = settings.server.trusted_proxies
-        routes.append(build_login(flow, sessions, login.viewers, bodies, proxies))
+        routes.append(build_login(flow, sessions, login.viewers))
+        routes.append(build_command_login(flow, sessions, bodies, proxies))
         opened.append(aclosing(flow))
         find_session = partial(caller_of_page, sessions)
     tokens = BearerTokens(settings.callers, [*identify, issuers.identify])

@@ -1,4 +1,4 @@
-"""`shardgate.web.login`: signing in on another device than the command runs on."""
+"""`shardgate.web.login_commands`: signing in on another device than the command runs on."""
 
 import httpx
 

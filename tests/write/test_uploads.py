@@ -212,7 +212,7 @@ async def test_stale_uploads_are_removed(one: Process, memory: MemoryStore, cloc
     Objects of other names are kept.
     """
     folder = ROOT.join(UPLOADS)
-    memory.place(ROOT.join(f"{UPLOADS}notes"), b"", modified_s=0)
+    memory.place(ROOT.join(f"{UPLOADS}-notes"), b"", modified_s=0)  # listed before all uploads
 
     def place(name: str, age_s: float) -> None:
         upload_id = f"{int(clock.now - age_s):08x}{'0' * 24}"

@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 JS := tests/clients/js
-INSTALL := .ci/install $(BIN)/python
+INSTALL := $(BIN)/python .ci/install.py
 
 PYTEST := $(BIN)/python -m pytest -p tests.support.progress -o console_output_style=classic \
   --dist loadfile --no-loadscope-reorder

@@ -34,10 +34,10 @@ STOP_S: Final = 20
 START_S: Final = 60.0
 """Longest wait for the start of one of several processes, before signals are handled."""
 _LOOK_S: Final = 1.0
-"""Longest wait for it afterwards, each time that all processes are looked at."""
-_ALIVE_S: Final = 30
-"""Longest silence of one of several processes: with uvicorn's 5 s, one that replaces another on a
-busy machine was ended before it had imported all, again and again.
+"""Longest wait for a late start, each time that all processes are looked at."""
+_ALIVE_S: Final = 20
+"""Longest silence of one of several processes, in which signals wait too: with uvicorn's 5 s, one
+that replaces another on a busy machine was ended before it had imported all, again and again.
 """
 _NOT_STARTED: Final = "the service did not start; the log says why"
 _MOST_FILES: Final = 65_536

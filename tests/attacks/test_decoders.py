@@ -189,7 +189,7 @@ DECODERS: Final = {
 }
 WITHIN: Final = {
     *("chunk_tables.read_columns", "config.read_yaml_config"),
-    *("dialect.parse_xml", "sigv4.parse_claim"),
+    *("s3_dialect.parse_xml", "sigv4.parse_claim"),
 }
 """Decoders that are tested through others, since they take more than bytes, or as `FILES`."""
 

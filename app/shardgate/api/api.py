@@ -96,7 +96,7 @@ def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
 ) -> FastAPI:
     """Build the FastAPI application, with the routes of *routers*.
 
-    *start_page* answers browsers at the root; *explain* says errors.
+    *start_page* answers browsers at the root; *explain* returns the response to a failure.
     """
     app = FastAPI(
         title="Shardgate",

@@ -1,4 +1,4 @@
-"""Dispatch of requests: virtual keys to reads and writes, all other paths to ``/api`` and pages."""
+"""Dispatch of requests: virtual keys to reads and writes, reserved paths to their routes."""
 
 import logging
 from collections.abc import MutableMapping
@@ -76,7 +76,7 @@ class Gateway:
         self._limiter = limiter
 
     def cached(self, request: Request) -> Response | None:
-        """Return the response to a GET of bytes in memory."""
+        """Return the response if it is in memory: to a GET, or with the name of a shard."""
         if request.name == SHARDS and request.raw_path.startswith(SHARDS_PREFIX):
             return self._shards.cached(request)
         try:

@@ -297,7 +297,7 @@ def explain_to_s3(others: Explain) -> Explain:
         if not speaks_s3(request):
             return await others(request, failure)
         status = failure.status
-        if status is HTTPStatus.UNAUTHORIZED and failure.error is not None:
+        if status is HTTPStatus.UNAUTHORIZED:
             status = HTTPStatus.FORBIDDEN
         return error_document(request, status, error_code(status, failure.error), failure.detail)
 

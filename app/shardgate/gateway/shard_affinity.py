@@ -67,7 +67,7 @@ class ShardAffinity:
         """Answer a request, with the hash of its path if the look-up takes too long."""
         path = self._path_in(request)
         headers = _hash_headers(path)[:1]
-        if headers:
+        if headers and self._may_know(path, request.peer):
             with suppress(ShardgateError, TimeoutError):
                 async with asyncio.timeout(_LONGEST_S):
                     name = _hash(await self._name(path))

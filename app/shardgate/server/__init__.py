@@ -1,1 +1,1 @@
-"""HTTP in, HTTP out: a plain ASGI data plane in front of a FastAPI control plane."""
+"""HTTP/1.1 and ASGI: requests, bodies, conditions, responses and problem documents."""

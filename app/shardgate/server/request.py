@@ -41,7 +41,6 @@ TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
 _PAGES: Final = ("", "login", "docs", "viewer")
 """First segments of the paths of pages, but those of datasets."""
-_ROUTED: Final = RESERVED - {"_shard"}
 _ROOTS: Final = (b"/", b"")
 _UNWANTED: Final = re.compile(rb"q\s*=\s*0(\.0*)?")
 """Weight of a media type that is not accepted (RFC 9110 §12.4.2)."""
@@ -109,8 +108,8 @@ class Request:
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
             self.fault = error.with_traceback(None)
-        self.needs_asgi = self.name in _ROUTED or raw_path in _ROOTS
-        """Whether the path is of the API or a page, whose routes are an ASGI application."""
+        self.needs_asgi = self.name in RESERVED or raw_path in _ROOTS
+        """Whether the path is of the API or a page of the service, whose routes speak ASGI."""
         self.dataset = self.name
         if self.name == "api":
             self.dataset = self.path.removeprefix("/api/datasets")[1:].partition("/")[0]
@@ -191,7 +190,7 @@ class Application(Protocol):
     """A layer that answers requests."""
 
     def cached(self, request: Request) -> Response | None:
-        """Return the response to a GET if it is in memory."""
+        """Return the response if it is in memory, as of a GET."""
 
     async def respond(self, request: Request, exchange: Exchange) -> None:
         """Send the response to any request; it may raise after it has begun to be written."""

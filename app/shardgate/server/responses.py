@@ -1,4 +1,4 @@
-"""Responses: CORS and the other headers of every response, and what errors say."""
+"""Responses: CORS and the other headers of every response, and explanations of failures."""
 
 import re
 from base64 import b64encode
@@ -72,14 +72,14 @@ type Explain = Callable[[Request, Failure], Awaitable[Response]]
 class Responder:
     """Sends the response to *request*."""
 
-    __slots__ = ("_cors", "_explained", "exchange", "headers", "request")
+    __slots__ = ("_cors", "_explain_failure", "exchange", "headers", "request")
 
     def __init__(self, request: Request, exchange: Exchange, cors: Cors, explain: Explain) -> None:
         self.request = request
         self.headers = request.headers
         self.exchange = exchange
         self._cors = cors
-        self._explained = explain
+        self._explain_failure = explain
 
     async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
         """Send *headers*, to which CORS and the request id are added, and *body*."""
@@ -105,15 +105,15 @@ class Responder:
         status = status_of(error)
         log_failure(status, error)
         extra = [(b"allow", ALLOW)] if status is HTTPStatus.METHOD_NOT_ALLOWED else []
-        await self._explain(Failure(status, str(error), error), extra)
+        await self._send_failure(Failure(status, str(error), error), extra)
 
     async def problem(self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes]) -> None:
         """Explain a failure with *detail*, with *extra* headers."""
         is_shared = any(name == b"cache-control" for name, _ in extra)
-        await self._explain(Failure(status, detail, is_shared=is_shared), extra)
+        await self._send_failure(Failure(status, detail, is_shared=is_shared), extra)
 
-    async def _explain(self, failure: Failure, extra: Iterable[tuple[bytes, bytes]]) -> None:
-        response = await self._explained(self.request, failure)
+    async def _send_failure(self, failure: Failure, extra: Iterable[tuple[bytes, bytes]]) -> None:
+        response = await self._explain_failure(self.request, failure)
         headers = [*cast("Headers", response.headers), *extra]
         if not any(name == b"cache-control" for name, _ in headers):
             headers.append(NO_STORE)

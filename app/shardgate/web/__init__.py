@@ -1,1 +1,1 @@
-"""Pages for people: the start page, and links to viewers."""
+"""Pages for people: the start page, datasets, previews, links to viewers, and signing in."""

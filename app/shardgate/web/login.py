@@ -99,7 +99,7 @@ _KINDS: Final = {ForViewer: VIEWER, ForPages: SESSION, ForCommand: CODE}
 """Claim ``for`` of the cookie of an attempt."""
 
 
-class Begun(NamedTuple):
+class BegunLogin(NamedTuple):
     """Sign-in that a browser has begun, as the claims of its cookie say."""
 
     purpose: Purpose
@@ -169,7 +169,7 @@ class LoginPages:
         attempt = Attempt.new()
         location = await self._flow.begin(attempt, _callback(address), prompt)
         response = RedirectResponse(location, HTTPStatus.SEE_OTHER)
-        claims = Begun(purpose, attempt, prompt).claims
+        claims = BegunLogin(purpose, attempt, prompt).claims
         cookie = self._tokens.sign(_ATTEMPT, claims, _ATTEMPT_S)
         set_cookie(response, address, _attempt_of(attempt.state), cookie, _ATTEMPT_S)
         for kind in kinds_of(request, _ATTEMPT)[: 1 - _MOST_ATTEMPTS]:
@@ -189,13 +189,13 @@ class LoginPages:
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
             )
-        begun = Begun.of(claims)
+        begun = BegunLogin.of(claims)
         sign_in = partial(self._sign_in, begun, address)
         response = await self.explain(sign_in, begun.purpose, request)
         set_cookie(response, address, kind, "", 0)
         return response
 
-    async def _sign_in(self, begun: Begun, address: Address, request: Request) -> Response:
+    async def _sign_in(self, begun: BegunLogin, address: Address, request: Request) -> Response:
         """Return the response to the person, with the cookie of a session."""
         purpose = begun.purpose
         answer = request.query_params
@@ -397,6 +397,7 @@ def build_login(flow: OidcClient, tokens: LoginTokens, viewers: Sequence[str]) -
     for path, answer, purpose in (
         (_AUTHORIZE, pages.begin_in_viewer, ForViewer(None)),
         (f"{_LOGIN}/command", pages.begin_in_command, ForCommand("", "")),
+        # Without the cookie of an attempt its purpose is not known: begin at the start page.
         (f"{_LOGIN}/callback", pages.finish, ForCommand("", "")),
     ):
         router.add_route(path, partial(pages.explain, answer, purpose))

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-DOCUMENTED_S: Final = 420
+DOCUMENTED_S: Final = 360
 """Duration of all tests on two quiet cores, as CONTRIBUTING says."""
 PROGRAMS: Final = (
     "7zz", "aws", "chromium", "curl", "docker-compose", "nginx", "node", "promtool", "rclone",

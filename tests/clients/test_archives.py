@@ -148,15 +148,17 @@ def test_truncated_archive_is_damage_with_a_reason(client: httpx.Client) -> None
 
 
 def test_command_takes_an_archive_as_a_root(folder: Path) -> None:
-    """`serve` and `verify` take an archive; the dataset is called as it is."""
+    """`serve`, `inspect` and `verify` take an archive; the dataset is called as it is."""
     archive = str(folder / "scan.ozx")
     with running("serve", "--port", "0", archive) as (_, (line,)):
         address = line.split()[0]
         document = httpx.get(f"{address}sharded/zarr.json").json()
+    inspected = run("inspect", archive)
     verified = run("verify", archive, "--chunks")
 
     assert address.endswith("/scan/")
     assert document["chunk_grid"]["configuration"]["chunk_shape"] == list(CHUNKS)
+    assert "sharded" in inspected.stdout
     assert (verified.returncode, "18 inner chunks" in verified.stdout) == (0, True)
 
 

@@ -331,7 +331,6 @@ OLD: Final = "document/endian"
 """A sharded array that neither reads, since both lack the codec's old name."""
 IN_FOLDER: Final = (
     "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/three",
-    "index_codecs/two_transposes", "index_codecs/three_checksums", "index_codecs/nested",
     "transpose/everywhere", "plain/v2", "rectilinear/transpose",
     "rectilinear/part", "after/crc_index_at_start", "after/gzip_after_nested", "inside/zstd_crc",
     "keys/v2_dot", "fill/nan", "shape/4d", "dtype/string", "document/defaults_left_out",

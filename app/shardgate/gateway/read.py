@@ -108,7 +108,6 @@ class ReadPlane:
         method = request.method
         query = request.query
         names = dialect.parameter_names(query) if query else _NO_NAMES
-        is_s3 = dialect.speaks_s3(request)
         key = request.key
         dataset = await self._authenticator.enter(request, request.name)
         if names:
@@ -122,8 +121,22 @@ class ReadPlane:
             else:
                 conditions = Conditions.parse(method, request.headers)
                 await self._read(*place, conditions, responder)
-        elif dialect.lists_objects(method, names, is_s3=is_s3):
-            await self._list_objects(responder, dataset, dialect.ListRequest.parse(query))
+        else:
+            await self._respond_dataset(request, responder, dataset, names)
+
+    async def _respond_dataset(
+        self,
+        request: Request,
+        responder: Responder,
+        dataset: ServedDataset,
+        names: frozenset[bytes],
+    ) -> None:
+        """Answer a request of the whole *dataset*, whose query has parameters of these *names*."""
+        method = request.method
+        key = request.key
+        is_s3 = dialect.speaks_s3(request)
+        if dialect.lists_objects(method, names, is_s3=is_s3):
+            await self._list_objects(responder, dataset, dialect.ListRequest.parse(request.query))
         elif is_s3 or dialect.describes_bucket(names):
             await _describe_bucket(responder, method, names)
         elif key is None and Conditions.parse(method, request.headers).is_plain_get:

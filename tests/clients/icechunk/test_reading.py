@@ -25,17 +25,19 @@ from tests.support.clients.icechunk.library import (
 )
 from tests.support.clients.icechunk.repositories import (
     ODD_TAGS,
+    STORABLE,
     VERSIONS,
     VOLUME,
     ZARR,
     commit,
     spec,
     storage,
+    write_placed,
 )
 from tests.support.clients.precomputed.cases import BY_NAME as VOLUMES
 from tests.support.clients.precomputed.volumes import read_tensorstore
 from tests.support.clients.reading import OPENERS, open_tensorstore, over_fsspec
-from tests.support.clients.services import connect
+from tests.support.clients.services import connect, from_folder
 from tests.support.clients.writing import counted, quiet, same
 from tests.support.deferred import Deferred
 from tests.support.files import read_files
@@ -130,6 +132,27 @@ def test_tags_with_unusual_names_are_found(
 
     gone = [tag for tag in tags[::2] if unquote(tag) not in tags[1::2]]
     assert found == {tag: 404 if tag in gone else 200 for tag in tags}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("branch", ["main", "native"])
+def test_every_storable_array_reads_as_by_the_library(
+    tmp_path: Path, version: str, branch: str
+) -> None:
+    """Every array that the library can store reads as by the library, inline and native."""
+    folder = tmp_path / "placed/all"
+    in_version_2 = () if version == "v2" else ("rectilinear/",)
+    names = tuple(name for name in STORABLE if not name.startswith(in_version_2))
+    write_placed(folder, version, tmp_path / "cases", names)
+    repo = icechunk.Repository.open(storage(folder))
+    session = repo.readonly_session(branch)
+    nodes = nodes_of(session)
+    with from_folder(tmp_path) as url, connect(url) as client:
+        compare_documents(client, f"/bucket/placed/all/@branch.{branch}", nodes)
+        compare_nodes(client, f"/bucket/placed/all/@branch.{branch}", nodes, session.store)
+
+    assert len(nodes) > len(names) > 50
 
 
 @pytest.mark.parametrize("ref", ["@tag.first", "@branch.main", "@branch.reset", ""])

@@ -96,7 +96,7 @@ in_each_volume = pytest.mark.parametrize(
     indirect=True,
 )
 """Volumes that clients decode in their own way; of all, other tests compare the chunks."""
-OWN_WAY: Final = ("encoding/jpeg_uint8_3", "encoding/png_uint8_4")
+OWN_WAY: Final = ("encoding/jpeg_uint8_3", "encoding/png_uint8_3", "encoding/png_uint8_4")
 """Volumes whose channels cloud-volume takes in another order than TensorStore, sharded or not."""
 BEYOND: Final = "encoding/png_uint16_1"
 """Volume that cloud-volume decodes from no server: it takes every png for one of eight bits."""

@@ -56,22 +56,6 @@ def _index() -> Iterator[Case]:
         yield Case(name, write, VALUES, SHARDS, codecs)
 
 
-_INDEX_CODECS: Final[Mapping[str, list[Json]]] = {
-    "axes_swapped": [transpose(1, 0, 2, 3), LITTLE, CRC],
-    "last_axis_first": [transpose(3, 0, 1, 2), BIG],
-    "two_transposes": [transpose(1, 2, 3, 0), transpose(0, 2, 1, 3), LITTLE, CRC],
-    "transposes_that_cancel": [transpose(1, 2, 3, 0), transpose(3, 0, 1, 2), LITTLE, CRC],
-    "three_checksums": [BIG, CRC, CRC, CRC],
-}
-
-
-def _transposed_indexes() -> Iterator[Case]:
-    chains = {name: [sharding(INNER, index=index)] for name, index in _INDEX_CODECS.items()}
-    within = sharding((1, 3, 2), index=[transpose(3, 2, 0, 1), BIG, CRC], location="start")
-    chains["nested"] = [sharding(INNER, [within], index=_INDEX_CODECS["two_transposes"])]
-    yield from _with_codecs("index_codecs", chains)
-
-
 def _by_tensorstore_alone() -> Iterator[Case]:
     """Yield cases that zarr-python can neither write nor read."""
     inner = sharding((2, 1, 2), [transpose(1, 0, 2), BIG], location="start")
@@ -249,7 +233,6 @@ def _not_sharded() -> Iterator[Case]:
 
 CASES: Final[tuple[Case, ...]] = (
     *_index(),
-    *_transposed_indexes(),
     *_by_tensorstore_alone(),
     *_nested(),
     *_rectilinear(),

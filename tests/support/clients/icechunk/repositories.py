@@ -16,7 +16,7 @@ from icechunk import Repository, RepositoryConfig, VirtualChunkContainer, Virtua
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.support.clients.arrays import BY_NAME
-from tests.support.clients.writing import Case, counted, quiet, write
+from tests.support.clients.writing import Case, by_zarr_v2, counted, quiet, write
 from tests.support.deferred import Deferred
 from tests.support.repositories import BUILDERS
 from tests.support.seaweedfs import SeaweedFS
@@ -38,6 +38,15 @@ SHARDED: Final = (
     "dtype/string", "document/unknown_member", "plain/v3", "plain/transposed",
 )  # fmt: skip
 """Arrays that are part of every repository."""
+STORABLE: Final = tuple(
+    case.name
+    for case in BY_NAME.values()
+    if case.write is not by_zarr_v2
+    and case.key_encoding.get("name") == "default"
+    and case.key_encoding.get("configuration", {}).get("separator", "/") == "/"
+    and not any(isinstance(lengths, int) for lengths in case.edges or ())
+)
+"""Arrays that the library can store: it supports one encoding of keys, and lists of lengths."""
 
 
 def storage(folder: Path) -> icechunk.Storage:

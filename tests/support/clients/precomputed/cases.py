@@ -1,6 +1,7 @@
 """Table of sharded volumes: every option that the service must unshard, each option once."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -71,6 +72,7 @@ def _encodings_of_chunks() -> Iterator[Volume]:
         ("jpeg", "u1", 3, {}),
         ("png", "u1", 1, {"png_level": 3}),
         ("png", "u2", 1, {}),
+        ("png", "u1", 3, {}),
         ("png", "u1", 4, {}),
     ]
     for encoding, dtype, channels, options in table:
@@ -85,12 +87,15 @@ def _encodings_of_chunks() -> Iterator[Volume]:
 
 def _grids() -> Iterator[Volume]:
     table: dict[str, tuple[Point, Point, Point, Bits]] = {
+        "offset": (SHAPE, (4, 4, 4), (3, 100, 7), SOME),
         "negative_offset": (SHAPE, (4, 4, 4), (-7, -100, -4), SOME),
         "offset_from_minus_to_plus": (SHAPE, (4, 4, 4), (-6, -4, -1), SOME),
         "unequal_chunks": (SHAPE, (3, 5, 2), (0, 0, 0), (1, 2, 3)),
+        "no_edge": ((8, 8, 8), (4, 4, 4), (0, 0, 0), (1, 1, 1)),
         "one_chunk": ((3, 2, 1), (4, 4, 4), (5, 0, 0), (0, 0, 0)),
         "one_chunk_of_many_shards": ((3, 2, 1), (4, 4, 4), (0, 0, 0), (0, 2, 9)),
         "a_row": ((1, 1, 40), (4, 4, 2), (0, 0, 0), (1, 2, 2)),
+        "voxels": ((3, 5, 2), (1, 1, 1), (0, 0, 0), (2, 2, 2)),
         "one_axis_long": ((35, 3, 5), (2, 2, 2), (0, 0, 0), (3, 3, 3)),
     }
     for name, (shape, chunk, offset, bits) in table.items():
@@ -140,6 +145,13 @@ def pyramid() -> list[Scale]:
     ]
 
 
+def _scales() -> Iterator[Volume]:
+    yield Volume("scales/all", by_tensorstore, pyramid())
+    yield Volume("scales/cloudvolume", by_cloudvolume, pyramid()[:1] + pyramid()[2:3])
+    plain = [replace(scale, sharding=None) for scale in pyramid()]
+    yield Volume("scales/not_sharded", by_tensorstore, plain)
+
+
 def _not_sharded() -> Iterator[Volume]:
     for name, writer in (("tensorstore", by_tensorstore), ("cloudvolume", by_cloudvolume)):
         yield Volume(f"plain/{name}", writer, [Scale(VALUES, None, offset=(-2, 0, 9))])
@@ -170,7 +182,7 @@ CASES: Final[tuple[Volume, ...]] = (
     *_encodings_of_chunks(),
     *_grids(),
     *_holes(),
-    Volume("scales/all", by_tensorstore, pyramid()),
+    *_scales(),
     *_not_sharded(),
     *_by_clouds(),
 )

@@ -15,7 +15,7 @@ QUICK := tests/formats tests/read tests/write tests/survey tests/icechunk \
 # Tests start many processes, each of which would compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-quick check bench soak clean
+.PHONY: demo test test-quick check bench soak dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shardgate demo $(ARGS)
@@ -38,8 +38,15 @@ bench: $(VENV)/.dev
 soak: $(VENV)/.dev $(VENV)/.js
 	$(PYTEST) -m soak --numprocesses 2 $(ARGS)
 
+# A wheel from the sdist, as an index builds it; then installed without the checkout.
+dist: $(VENV)/.dist
+	rm -rf dist
+	$(BIN)/python -m build --installer $(if $(shell command -v uv),uv,pip) --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/try_wheel.py dist
+
 clean:
-	rm -rf $(VENV) .uv demo-data $(JS)/node_modules
+	rm -rf dist $(VENV) .uv demo-data $(JS)/node_modules
 
 $(VENV)/.demo: pyproject.toml $(BIN)/python
 	@echo "Installing Shardgate and the packages of its demo into $(VENV) (1 to 3 minutes) ..."
@@ -55,6 +62,10 @@ $(VENV)/.dev: pyproject.toml $(BIN)/python
 	@echo "Installing Shardgate, the packages of its tests and other clients into $(VENV) (2 to 5 minutes) ..."
 	@$(INSTALL) --editable '.[demo]' --group dev-clients
 	@touch $@ $(VENV)/.quick $(VENV)/.demo
+
+$(VENV)/.dist: pyproject.toml $(BIN)/python
+	@$(INSTALL) --group dist
+	@touch $@
 
 # The tests of JavaScript clients skip themselves where there is no node.
 $(VENV)/.js: $(wildcard $(JS)/package.json) $(BIN)/python

@@ -28,7 +28,7 @@ from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
 from shardgate.storage.wrappers import StoreWrapper
 from shardgate.web.preview_worker import MOST_MEMORY_NBYTES
-from shardgate.web.previews import PLACEHOLDER, Preview, Previews, worker_command
+from shardgate.web.previews import PENDING, PLACEHOLDER, Preview, Previews, worker_command
 from tests.support.auth.people import TOKENS, caller
 from tests.support.clocks import Clock
 from tests.support.resolving import ROOT, reading
@@ -177,14 +177,12 @@ def test_default_is_the_first_array(client: httpx.Client, dataset: str, path: st
         *(("undrawable", name) for name in ("flat", "list", "volume/s0")),
         *(("data", name) for name in ("line", "absent", "image/labels")),
         ("volumes", "em/absent"),
-        ("down", "a"),
-        ("down", ""),
         ("repo", "a&ref=tag.v2"),
     ],
 )
 def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, path: str) -> None:
     """Damage, an unknown codec, a chunk that is huge or would inflate to a gigabyte, uneven chunks,
-    a line, absence and a store that is down get the same grey picture.
+    a line and absence get the same grey picture.
     """
     answer = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
 
@@ -192,6 +190,14 @@ def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, 
     assert answer.content == PLACEHOLDER.png
     assert answer.headers["cache-control"] == "no-cache"
     assert Image.open(io.BytesIO(answer.content)).getextrema() == (0xDD, 0xDD)
+
+
+def test_picture_of_a_store_that_is_down_is_pending(client: httpx.Client) -> None:
+    """An array whose store cannot be reached has no picture yet: 503, which is tried again."""
+    answer = client.get("/api/datasets/down/preview.png?path=a")
+
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
 
 
 def test_known_picture_is_304(client: httpx.Client) -> None:
@@ -376,10 +382,10 @@ def is_running(file: Path) -> bool:
 async def test_worker_that_hangs_is_killed(
     tmp_path: Path, hanging: tuple[Sequence[str], Path]
 ) -> None:
-    """A worker that does not end in time is killed and leaves the placeholder."""
+    """A worker that does not end in time is killed, and its picture is pending."""
     worker, file = hanging
 
-    assert await drawing(tmp_path, worker, longest_s=5).get() is PLACEHOLDER
+    assert await drawing(tmp_path, worker, longest_s=5).get() is PENDING
     assert not is_running(file)
 
 

@@ -1,6 +1,7 @@
 """`GET /` for browsers: a line for each dataset, and how long it waits for what is in them."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Generator
 from dataclasses import replace
@@ -202,32 +203,89 @@ def test_page_below_a_token_has_relative_links(private: httpx.Client) -> None:
 def test_slow_datasets_are_shown_later() -> None:
     """Fifty datasets whose store hangs are left out after the wait, which is that of one, and are
     there for the next page once it answers.
+
+    Without scripts a page with such datasets is loaded again after a second.
     """
     gate = Gate()
     datasets = {f"d{number}": DatasetSettings(url=f"memory://d{number}") for number in range(50)}
     with client_of(Settings(datasets=datasets), wrap=gate.wrap) as client:
         path = "td[@data-title='Largest array']"
-        assert open_page(client).texts(path) == [PENDING] * 50
+        pending = open_page(client)
+        assert pending.texts(path) == [PENDING] * 50
+        assert [each.attrib["content"] for each in pending.all("noscript/meta")] == ["1"]
         gate.open()
         wait_until(lambda: open_page(client).texts(path) == [NOTHING] * 50)
+        assert not open_page(client).all("noscript")
 
 
-async def test_overview_is_cached() -> None:
-    """An overview is cached for a while, and concurrent requests share its reads."""
-    clock, store, crowded = Clock(), *(filled(WatchedStore(), a=ARRAY) for _ in range(2))
-    opened, crowd = reading(store, ttl_s=0), reading(crowded, ttl_s=0)
+def test_rows_are_sent_as_they_are_known() -> None:
+    """Rows are lines of JSON, and one whose store hangs arrives after the others."""
+    gate = Gate("slow")
+    names = ("slow", "one", "two")
+    datasets = {name: DatasetSettings(url=f"memory://{name}") for name in names}
+    html = {"accept": "text/html"}
+    with (
+        client_of(Settings(datasets=datasets), wrap=gate.wrap) as client,
+        client.stream("GET", "/?rows", headers=html) as response,
+    ):
+        lines = response.iter_lines()
+        first = [json.loads(next(lines)) for _ in range(2)]
+        gate.open()
+        (last,) = [json.loads(line) for line in lines]
+
+    assert {row["name"] for row in first} == {"one", "two"}
+    assert last["name"] == "slow"
+    assert all("data-pending" not in row["html"] for row in (*first, last))
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert response.headers["cache-control"] == "no-store"
+
+
+def test_rows_are_those_that_the_caller_may_read(private: httpx.Client) -> None:
+    """Rows are sent of datasets that the caller may read only."""
+    html = {"accept": "text/html"}
+    ana = html | {"authorization": f"Bearer {TOKENS['ana']}"}
+
+    assert client_lines(private, html) == []
+    assert len(client_lines(private, ana)) == 200
+
+
+def client_lines(client: httpx.Client, headers: dict[str, str]) -> list[str]:
+    """Return all rows."""
+    return client.get("/?rows", headers=headers).text.splitlines()
+
+
+async def test_overviews_are_shared() -> None:
+    """Concurrent requests share the reads of an overview."""
+    alone = filled(WatchedStore(), a=ARRAY)
+    crowded = filled(WatchedStore(), a=ARRAY)
+    opened = reading(alone, ttl_s=0)
+    crowd = reading(crowded, ttl_s=0)
+    await OverviewCache(opened.resolver, within_s=LONG_S).read([opened.dataset])
+    many = OverviewCache(crowd.resolver, within_s=LONG_S)
+
+    await asyncio.gather(*(many.read([crowd.dataset]) for _ in range(20)))
+
+    assert crowded.calls == alone.calls
+
+
+async def test_old_overview_is_shown_and_renewed() -> None:
+    """An overview is kept for 20 s; after that it is shown once more, and renewed."""
+    clock = Clock()
+    store = filled(WatchedStore(), a=ARRAY)
+    opened = reading(store, ttl_s=0)
     overviews = OverviewCache(opened.resolver, within_s=LONG_S, clock=clock)
     first = await overviews.read([opened.dataset])
     reads = len(store.calls)
-    many = OverviewCache(crowd.resolver, within_s=LONG_S)
-    await asyncio.gather(*(many.read([crowd.dataset]) for _ in range(20)))
-    assert crowded.calls == store.calls
-
     assert await overviews.read([opened.dataset]) == first
     assert len(store.calls) == reads
+    filled(store, b=ARRAY)
     clock.now += 30
+
     assert await overviews.read([opened.dataset]) == first
-    assert len(store.calls) > reads
+    renewed = [overview async for _, overview in overviews.follow([opened.dataset])]
+
+    assert [each.path for each in renewed[0].collections] == ["a", "b"]
+    assert await overviews.read([opened.dataset]) == {opened.dataset.name: renewed[0]}
 
 
 async def test_internal_error_is_confined_to_its_dataset(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,11 +9,12 @@ from starlette.responses import RedirectResponse
 
 from shardgate.api.openapi import new_router
 from shardgate.auth.access import Datasets
+from shardgate.errors import BusyError
 from shardgate.gateway.entity_headers import cache_headers
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.previews import Previews
+from shardgate.web.previews import PENDING, Previews
 from shardgate.web.viewer import ViewerLinks
 
 _PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
@@ -41,10 +42,13 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
         time, it may show chunks of different moments: then `X-Shardgate-Preview` is `mixed`. In an
         Icechunk repository all are of one snapshot.
 
-        Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead.
+        Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead. What
+        cannot be read for a reason that may pass is 503 until it was drawn once.
         """
         named = datasets.find(dataset, request.scope["caller"])
         preview = await previews.get(named, path, ref)
+        if preview is PENDING:
+            raise BusyError("the picture is not drawn yet")
         headers = {name.decode(): value.decode() for name, value in cache_headers(named)}
         if not named.is_public:
             headers["vary"] = "Authorization, Cookie"

@@ -128,6 +128,8 @@ def _grey_png(side: int, grey: int) -> bytes:
 
 
 PLACEHOLDER: Final = Preview(_grey_png(64, 0xDD), ETag('"placeholder"'))
+PENDING: Final = Preview(b"", ETag('"pending"'))
+"""There is no picture yet, since what it needs could not be read for a reason that may pass."""
 
 
 def worker_command() -> Sequence[str] | None:
@@ -140,6 +142,7 @@ def worker_command() -> Sequence[str] | None:
 class Previews:
     """Cache of previews, which are made on demand; `PLACEHOLDER` where nothing can be drawn.
 
+    `PENDING` is returned until a store that fails for now can be read.
     Encoded chunks count in *budget* on their way to the *worker*, of which one runs at a time.
     """
 
@@ -174,9 +177,9 @@ class Previews:
             return PLACEHOLDER
         try:
             name = dataset.name, key if ref is None else await self._join_ref(dataset, key, ref)
-        except StorageError:
-            return PLACEHOLDER
-        known, expires_at = self._cached.get(name, (PLACEHOLDER, 0.0))
+        except StorageError as error:
+            return PENDING if _may_pass(error) else PLACEHOLDER
+        known, expires_at = self._cached.get(name, (PENDING, 0.0))
         if self._clock() < expires_at:
             return known
         return await self._flights.run(name, partial(self._make, dataset, name, known))

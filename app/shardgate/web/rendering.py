@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from starlette.responses import HTMLResponse
 
 from shardgate.concurrency import run_in_thread
@@ -27,11 +27,16 @@ _MOST_SIZES: Final = 12
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
+def template(name: str) -> Template:
+    """Return the template of a part of a page."""
+    return _ENVIRONMENT.get_template(name)
+
+
 class PageTemplate:
     """A page with the common style and a script, which are in it."""
 
     def __init__(self, name: str, script_name: str = "page.js") -> None:
-        self._template = _ENVIRONMENT.get_template(name)
+        self._template = template(name)
         style = (_TEMPLATES / "page.css").read_text("utf-8")
         script = (_TEMPLATES / script_name).read_text("utf-8")
         self._parts = {"style": style, "script": script}

@@ -1,20 +1,22 @@
 """``GET /`` for browsers: a line for each dataset."""
 
 import asyncio
+import json
 import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-import cachetools
 from fastapi import Request, Response
+from starlette.responses import StreamingResponse
 
 from shardgate.auth.access import Caller, Datasets, ServedDataset, may_write
-from shardgate.concurrency import SingleFlight, bounded_gather
+from shardgate.concurrency import SingleFlight
 from shardgate.errors import install_command
 from shardgate.formats.surveying import Description
 from shardgate.read.containers import Dataset
@@ -23,15 +25,12 @@ from shardgate.server.address import address_of
 from shardgate.server.request import quote_key
 from shardgate.settings import LoginSettings
 from shardgate.survey.inspect import FolderOverview, summarize
-from shardgate.web.rendering import PageTemplate
+from shardgate.web.rendering import PageTemplate, template
 from shardgate.web.viewer import viewer_folder, viewer_of
 from shardgate.web.viewer_state import is_drawn
 
-_WAIT_S: Final = 0.2
-"""Longest wait for the overviews of a page; those that take longer are filled in later."""
-_AT_ONCE: Final = 8
-_CACHED_S: Final = 20.0
-_CACHED_DATASETS: Final = 1024
+_FRESH_S: Final = 20.0
+_UNBUFFERED: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _BITS: Final = re.compile("(?:u?int|b?float|complex)([0-9]{1,3})")
 _log = logging.getLogger(__name__)
 
@@ -49,72 +48,117 @@ class StartPage:
         self._overviews = overviews
         self._login = login
         self._page = PageTemplate("start.html")
+        self._row = template("start_row.html")
 
     async def __call__(self, request: Request) -> Response:
-        """Answer a browser."""
+        """Answer a browser: with the page, or with ``?rows`` its rows as they become known."""
         caller = request.scope["caller"]
         known = sorted(self._datasets.readable_by(caller), key=lambda dataset: dataset.name)
-        address, has_viewer = address_of(request), viewer_folder() is not None
-        overviews = await self._overviews.read(known)
+        address = address_of(request)
+        has_viewer = viewer_folder() is not None
         viewer = viewer_of(address, is_installed=has_viewer)
-        # A proxy may strip the final slash as well, below which relative links lead.
-        base = address.base.removeprefix(address.origin) if address.root_path else "."
+        common = {
+            # A proxy may strip the final slash as well, below which relative links lead.
+            "base": address.base.removeprefix(address.origin) if address.root_path else ".",
+            "has_viewer": viewer is not None,
+            "has_previews": has_viewer,
+        }
+        if "rows" in request.query_params:
+            rows = self._follow(known, caller, common)
+            return StreamingResponse(rows, media_type="application/x-ndjson", headers=_UNBUFFERED)
+        overviews = await self._overviews.read(known)
+        lines = [_make_line(each, overviews.get(each.name), caller) for each in known]
         return await self._page.respond(
-            base=base,
-            lines=[_make_line(each, overviews.get(each.name), caller) for each in known],
-            has_viewer=viewer is not None,
+            **common,
+            lines=lines,
+            is_pending=len(overviews) < len(lines),
             has_login=self._login.issuer is not None,
             caller_name=caller.name,
-            has_previews=has_viewer,
             viewer_command=install_command("viewer"),
             has_metrics=self._datasets.may_watch(caller),
             is_below_token=address.token is not None,
         )
 
+    async def _follow(
+        self, datasets: Sequence[ServedDataset], caller: Caller, common: Mapping[str, object]
+    ) -> AsyncGenerator[str]:
+        """Yield a line of JSON for each row, in the order in which datasets are known."""
+        async with aclosing(self._overviews.follow(datasets)) as followed:
+            async for dataset, overview in followed:
+                row = self._row.render(common, line=_make_line(dataset, overview, caller))
+                yield f"{json.dumps({'name': dataset.name, 'html': row})}\n"
+
 
 class OverviewCache:
-    """Looks at datasets, and shares and caches the results: a view of the page costs few reads."""
+    """Looks at datasets, and keeps the last overview of each.
+
+    One that is older than 20 s is returned once more, and renewed after that.
+    """
 
     def __init__(
         self,
         resolver: Resolver,
         *,
-        within_s: float = _WAIT_S,
+        within_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resolver = resolver
         self._within_s = within_s
-        self._flights = SingleFlight[str](outlasts=True)
-        self.aclose = self._flights.aclose
-        self._cached = cachetools.TTLCache[str, FolderOverview](_CACHED_DATASETS, _CACHED_S, clock)
+        self._clock = clock
+        self._looks = SingleFlight[str](outlasts=True)
+        self.aclose = self._looks.aclose
+        self._turns = asyncio.Semaphore(64)  # stores that hang hold theirs until they time out
+        self._known: dict[str, tuple[FolderOverview, float]] = {}
+        self._pending: set[str] = set()
+        self._renewed = asyncio.Event()
 
     async def read(self, datasets: Sequence[Dataset]) -> dict[str, FolderOverview]:
-        """Return, by name, the overviews of *datasets* that are there in time."""
-        found: dict[str, FolderOverview] = {}
-
-        async def look(dataset: Dataset) -> None:
-            found[dataset.name] = await self._get(dataset)
-
+        """Return, by name, the overviews of *datasets* that are known, or are within a moment."""
+        self._renew(datasets)
+        unknown = [dataset for dataset in datasets if dataset.name not in self._known]
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._within_s):
-                await bounded_gather(look, datasets, limit=_AT_ONCE)
-        return found
+            async with asyncio.timeout(self._within_s), aclosing(self.follow(unknown)) as followed:
+                async for _ in followed:
+                    pass
+        names = (dataset.name for dataset in datasets)
+        return {name: self._known[name][0] for name in names if name in self._known}
 
-    async def _get(self, dataset: Dataset) -> FolderOverview:
-        if (known := self._cached.get(dataset.name)) is not None:
-            return known
-        return await self._flights.run(dataset.name, lambda: self._look(dataset))
+    async def follow[D: Dataset](
+        self, datasets: Sequence[D]
+    ) -> AsyncGenerator[tuple[D, FolderOverview]]:
+        """Yield each of *datasets* with its overview, as soon as that is renewed."""
+        self._renew(datasets)
+        left = list(datasets)
+        while left:
+            renewed = self._renewed
+            ready = [dataset for dataset in left if dataset.name not in self._pending]
+            left = [dataset for dataset in left if dataset.name in self._pending]
+            for dataset in ready:
+                yield dataset, self._known[dataset.name][0]
+            if not ready:
+                await renewed.wait()
 
-    async def _look(self, dataset: Dataset) -> FolderOverview:
-        try:
-            found = await summarize(self._resolver, dataset)
-            is_read_only = await self._resolver.is_read_only(dataset)
-            found = replace(found, is_read_only=is_read_only)
-        except Exception:  # noqa: BLE001 - one dataset must not take the page of all
-            _log.exception("the dataset %s cannot be shown", dataset.name)
-            found = FolderOverview((), (), is_all=False, reason="a fault of this service")
-        self._cached[dataset.name] = found
-        return found
+    def _renew(self, datasets: Sequence[Dataset]) -> None:
+        oldest_s = self._clock() - _FRESH_S
+        for dataset in datasets:
+            _, looked_s = self._known.get(dataset.name, (None, -math.inf))
+            if looked_s <= oldest_s and dataset.name not in self._pending:
+                self._pending.add(dataset.name)
+                self._looks.start(dataset.name, partial(self._look, dataset))
+
+    async def _look(self, dataset: Dataset) -> None:
+        async with self._turns:
+            try:
+                found = await summarize(self._resolver, dataset)
+                is_read_only = await self._resolver.is_read_only(dataset)
+                found = replace(found, is_read_only=is_read_only)
+            except Exception:  # noqa: BLE001 - one dataset must not take the page of all
+                _log.exception("the dataset %s cannot be shown", dataset.name)
+                found = FolderOverview((), (), is_all=False, reason="a fault of this service")
+        self._known[dataset.name] = found, self._clock()
+        self._pending.discard(dataset.name)
+        self._renewed.set()
+        self._renewed = asyncio.Event()
 
 
 def _make_line(

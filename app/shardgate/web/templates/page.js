@@ -38,21 +38,40 @@ for (const button of document.querySelectorAll("button[data-mint]")) {
     shown.hidden = false;
   });
 }
+const showRow = ({ name, html }) => {
+  const row = document.querySelector(`[data-pending][data-name="${CSS.escape(name)}"]`);
+  if (!row) return;
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  made.content.firstElementChild.hidden = row.hidden;
+  row.replaceWith(made.content);
+};
 const fillIn = async (pause) => {
-  const pending = document.querySelectorAll("[data-pending]");
-  if (!pending.length) return;
-  const response = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
-  const text = response && response.ok ? await response.text() : "";
-  const fresh = new DOMParser().parseFromString(text, "text/html");
-  for (const row of pending) {
-    const found = fresh.querySelector(`[data-name="${CSS.escape(row.dataset.name)}"]`);
-    if (!found || "pending" in found.dataset) continue;
-    found.hidden = row.hidden;
-    row.replaceWith(found);
+  if (!document.querySelector("[data-pending]")) return;
+  try {
+    const { body } = await fetch("?rows", { headers: { accept: "text/html" } });
+    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      const lines = (text + part.value).split("\n");
+      text = lines.pop();
+      for (const line of lines) showRow(JSON.parse(line));
+    }
+  } catch (lost) {
+    console.warn(lost);
   }
   setTimeout(fillIn, pause, Math.min(2 * pause, 60_000));
 };
-setTimeout(fillIn, 1000, 2000);
+fillIn(1000);
+// A picture that is not drawn yet is answered with 503.
+const reload = (picture) => {
+  const pause = Number(picture.dataset.pause || 1000);
+  if (pause > 60_000) return;
+  picture.dataset.pause = 2 * pause;
+  setTimeout(() => { picture.src = picture.src; }, pause);
+};
+document.addEventListener("error", ({ target }) => { if (target.matches("img")) reload(target); }, true);
+for (const picture of document.images) if (picture.complete && !picture.naturalWidth) reload(picture);
 for (const picture of document.querySelectorAll("img.large")) {
   fetch(picture.src).then(({ headers }) => {
     if (!headers.get("last-modified")) return;

@@ -113,6 +113,9 @@ def serve(
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
     warnings = make_folders(settings)
+    is_typed = roots and not roots[0].endswith(".toml")
+    if is_typed and warnings:  # misspelled, rather than late
+        raise ConfigurationError(*warnings)
     if strict:
         asyncio.run(check_reachable(settings))
     for warning in warnings:

@@ -1,6 +1,7 @@
 """Listening: one uvicorn process, or several that share a socket."""
 
 import ctypes
+import errno
 import functools
 import gc
 import logging
@@ -206,7 +207,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        hint = "; --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        reason = f"{error.strerror}{hint}"
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
     listener.set_inheritable(True)
     return listener
 

@@ -130,6 +130,13 @@ def test_readme_is_short() -> None:
     assert max(map(len, text.splitlines())) <= 400
 
 
+def test_readme_soon_serves_a_bucket() -> None:
+    """The first 40 lines of the README have the command that serves one's own bucket."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+
+    assert "shardgate serve em=s3://bucket/em.zarr" in lines[:40]
+
+
 def test_documented_routes_match_openapi() -> None:
     """The table of routes has those of OpenAPI, and no other of the control plane."""
     routes = set(re.findall(r"^\| `(?:GET|POST|PUT|DELETE) (/[^`]*)`", DOCUMENTS, re.MULTILINE))

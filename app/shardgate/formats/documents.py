@@ -92,6 +92,7 @@ def check_levels(data: bytes) -> int:
         return most
     if not (encoding := json.detect_encoding(data)).startswith("utf-8"):
         data = data.decode(encoding).encode()
+    # Without escaped quotes all quotes begin or end strings.
     unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = np.frombuffer(unescaped.translate(None, delete=_NO_MARKS), np.uint8)
     is_string = np.bitwise_xor.accumulate(marks == ord('"'))  # behind an odd number of quotes
@@ -114,6 +115,7 @@ def _longest_step(data: bytes) -> int:
     """Return the number of bytes between two digits or ends of objects outside of strings."""
     if not json.detect_encoding(data).startswith("utf-8"):
         return len(data)
+    # Escapes are replaced by as many bytes, so that distances stay.
     unescaped = data.replace(rb"\\", b"__").replace(rb"\"", b"__")
     text = np.frombuffer(unescaped, np.uint8)
     is_string = np.bitwise_xor.accumulate(text == ord('"'))

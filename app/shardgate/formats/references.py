@@ -122,7 +122,8 @@ def resolve(
             f"virtual references below {prefix} are not allowed: virtual_chunk_prefixes lacks it"
         )
     nearest = max(within, key=lambda each: len(each.prefix.key))
-    segments = nearest.prefix.key.count("/")  # it may be spelled in another way
+    # The prefix may be spelled in another way, so that it cannot be cut off as text.
+    segments = nearest.prefix.key.count("/")
     return nearest.root.join(place.key.split("/", segments)[segments])
 
 

@@ -187,7 +187,7 @@ class HttpResponse:
         self.is_reusable = self.parser.should_keep_alive()
         length = self.headers.get(b"content-length")
         if length is not None:
-            self.length = int(length)
+            self.length = int(length)  # the parser has refused what is no number
         if self._is_bodiless:
             self.is_complete = True
         else:
@@ -277,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         if response is not self._response:
             return
         self._response = None
-        del response.parser
+        del response.parser  # they refer to one another
         if not (response.is_complete and response.is_reusable):
             self.close()
         if self._on_end is not None:
@@ -319,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._response is None:
             return
         left = self._silence_s
+        # While it is paused, our reader is slow and not the server.
         if not self.is_paused:
             left -= self.loop.time() - self.heard_at
         if left > 0:

@@ -88,6 +88,7 @@ def version_of(headers: Mapping[bytes, bytes], size: int, validator: Validator =
     """
     if validator == "last-modified" and (modified_s := last_modified(headers)) is not None:
         return ETag(f'{_DERIVED}{modified_s}-{size}"')
+    # If-Match compares strongly: a weak ETag never matches (RFC 9110 §13.1.1).
     etag = headers.get(b"etag", b"")
     if _STRONG.fullmatch(etag):
         return ETag(etag.decode("latin-1"))

@@ -119,6 +119,7 @@ class HttpReader(ABC):
             raise await self._explained(error, if_match) from error
         except FAILURES as error:
             raise storage_error(ref, error) from error
+        # Servers may ignore If-None-Match, and do not know derived versions.
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers

@@ -233,6 +233,7 @@ class LocalStore:
         if_none_match: ETag | None = None,
         kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
+        # So chunks are read; their bytes are mostly in the page cache.
         if (
             isinstance(if_match, str)
             and isinstance(request, ByteRange)

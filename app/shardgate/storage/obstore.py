@@ -177,6 +177,7 @@ class CloudStore(ReadOnlyStore):
         if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> _OpenObject | NotModified | None:
+        # No header can ask for an empty range, and Azure has no suffix ranges.
         is_empty = isinstance(request, ByteRange) and not request.length
         is_unknown = isinstance(request, SuffixRange) and isinstance(self._store(ref), AzureStore)
         if request is None or not (is_empty or is_unknown):

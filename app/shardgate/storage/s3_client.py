@@ -474,8 +474,8 @@ class Swapper:
         """Repeat *send* until a response or the object itself shows the outcome.
 
         *outcome_of* a response and *outcome_in* a state of the object are `None` where they prove
-        none. A failed precondition that the state does not explain has the outcome *refused*,
-        `None` if there was no precondition.
+        none. A failed precondition that the state does not explain has the outcome *refused*; it
+        is an error if that is `None`.
         """
         may_be_done = False  # a request was sent, and its outcome is not known
 

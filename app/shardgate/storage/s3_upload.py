@@ -247,7 +247,8 @@ class MultipartWriter:
             if not (is_completed or upload.is_temporary):
                 await self._discard(upload.ref, "abort_multipart_upload", UploadId=upload_id)
         if upload.is_temporary:
-            with suppress(StorageError):  # also uploads of which no response was heard
+            # Its name is of this write only, so uploads whose response was lost are found by it.
+            with suppress(StorageError):
                 await self._abort_uploads(upload.ref, timedelta(0))
             await self._discard(upload.ref, "delete_object")
 

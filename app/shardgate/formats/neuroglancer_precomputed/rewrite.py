@@ -71,6 +71,7 @@ class ChunkRewriter:
         ids = np.concatenate([kept_ids, np.array(list(added), np.uint64)])
         new = np.array(list(map(len, added.values())), np.uint64)
         owners = self.shard.part.sharding.addresses(ids)[1]
+        # By minishard, then by id: chunks lie as their indexes list them.
         order = np.lexsort((ids, owners))
         stops = np.cumsum(np.concatenate([kept.stops - kept.starts, new])[order])
         starts = np.append(np.uint64(0), stops[:-1])

@@ -143,6 +143,7 @@ class PrecomputedShard:
             read = Read("minishard-index", ref, region.narrow(place), self.decoder, version)
             found = await fetch(read)
         except DamagedError:
+            # An index beside newer data only looks damaged.
             await shard.confirm(fetch)
             raise
         if found is None:

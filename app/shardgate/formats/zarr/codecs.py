@@ -89,6 +89,7 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     """Flatten a chain whose arrays have *shape*; *axes* are the array axes in their order."""
     names = [codec_name(codec) for codec in codecs]
     at = names.index("sharding_indexed")
+    # Only transposes may stand before: they permute the axes in which the codec counts.
     for codec in codecs[:at]:
         order = _transpose_order(codec, len(shape))
         shape, axes = _permute(shape, order), _permute(axes, order)

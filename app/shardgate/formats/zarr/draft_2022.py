@@ -133,9 +133,10 @@ def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
     separator = grid.get("separator", "/")
     if separator not in ("/", "."):
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
-    counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
-    counts, per_shard = _shard_grid(counts, sharding.get("chunks_per_shard"))
+    chunk_counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
+    counts, per_shard = _shard_grid(chunk_counts, sharding.get("chunks_per_shard"))
     index = IndexCodec(per_shard, "end", big_endian=False, checksum_count=0)
+    # Elements are chunks here: an inner chunk has the shape 1 along each axis.
     level = ShardingLevel.of((1,) * len(counts), per_shard, index, tuple(range(len(counts))))
     return ArraySpec(
         shape=counts,

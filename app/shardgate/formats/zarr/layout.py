@@ -203,5 +203,6 @@ def _locate_inline(shard: Inline, codec: IndexCodec, entry: int) -> Chunk:
     found = codec.find(index, entry, len(shard.data))
     if found is None:
         return MISSING
+    # Like the ETag of a stored chunk: version of the shard, offset and length.
     etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
     return Inline(shard.data[found.start : found.stop], etag)

@@ -187,7 +187,8 @@ def _columns(
 ) -> tuple[Numbers, Numbers]:
     """Return for each entry its start in the old object, if it is kept, and its size."""
     if old is None:
-        starts, nbytes = (np.full(codec.entry_count, _ABSENT, np.int64) for _ in range(2))
+        starts = np.full(codec.entry_count, _ABSENT, np.int64)
+        nbytes = starts.copy()
     else:
         starts, nbytes = old.columns()
     numbers = list(contents)

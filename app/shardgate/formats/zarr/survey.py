@@ -54,6 +54,9 @@ def _describe(node: Node) -> Description:
     if isinstance(spec, RectilinearArraySpec):
         sharding = f"rectilinear, at most {'×'.join(map(str, spec.shard_shape))}"
         shard_shape = None  # they have none in common
+    chunks_per_shard = None
+    if shard_shape is not None and inner is not None:
+        chunks_per_shard = tuple(map(floordiv, shard_shape, inner))
     return Description(
         path="",
         format="zarr",
@@ -64,9 +67,7 @@ def _describe(node: Node) -> Description:
         inner_chunk_shape=inner,
         codecs=tuple(map(codec_name, codecs)),
         shard_shape=shard_shape,
-        chunks_per_shard=tuple(map(floordiv, shard_shape, inner))
-        if shard_shape is not None and inner is not None
-        else None,
+        chunks_per_shard=chunks_per_shard,
         index_location=tuple(index.location for index in indexes),
         sharding=sharding,
         why_sharded=node.why_sharded,
@@ -105,7 +106,7 @@ class ChunkWalk:
         keys = self.shards.array.keys
         ndim = len(self.grid.axes)
         start = keys.beginning(shard)
-        # Names of shards end a key; with another separator than a slash they have all coordinates.
+        # The last coordinate ends a name, and separators other than a slash make no folders.
         is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
         numbers = array("Q")
         async for name in list_names(start):

@@ -4,6 +4,7 @@ import html
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -56,10 +57,12 @@ def test_cookies_of_other_services_of_the_host_are_not_found() -> None:
     own = "__Host-shardgate-attempt-abcd1234-443"
     others = [f"{own}!x-443", f"{own}!a.b", f"{own}!a!b", own.replace("443", "8443")]
     cookie = "; ".join(f"{name}=x" for name in (*others, own))
-    headers = [(b"host", b"a.example"), (b"cookie", cookie.encode())]
-    scope = {"type": "http", "headers": headers, "scheme": "https", "root_path": "", "token": None}
+    headers = {b"host": b"a.example", b"x-forwarded-proto": b"https"}
+    responder = SimpleNamespace(request=Request("GET", b"/login", [], headers, b""))
+    page_headers = [(b"cookie", cookie.encode())]
+    request = PageRequest({"type": "http", "headers": page_headers, "responder": responder})
 
-    assert kinds_of(PageRequest(scope), "shardgate-attempt") == ["shardgate-attempt-abcd1234"]
+    assert kinds_of(request, "shardgate-attempt") == ["shardgate-attempt-abcd1234"]
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:

@@ -25,13 +25,7 @@ from shardgate.server.request import (
 BY_NAME: Final = "shardgate.headers"
 """Member of a scope with the headers by name, where the server has them so."""
 _BODY: Final = "http.response.body"
-_CLOSE: Final = (b"connection", b"close")
-_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
-"""For every response; our own server adds it to refusals too."""
-_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_PREFIX: Final = PathPrefix()
-_GRACE_S: Final = 0.05
-"""Work that ends sooner is not watched: a watcher costs 10 µs."""
 
 
 class AsgiApp:
@@ -82,8 +76,9 @@ class AsgiApp:
         if headers is None:
             headers = combine_headers(list(scope["headers"]))
         body = IncomingBody(receive, headers, timeout_s=self._timeout_s)
-        is_read = scope["method"] in _READS
-        more = [] if BY_NAME in scope else [_NOSNIFF]
+        is_read = scope["method"] in {"GET", "HEAD", "OPTIONS"}
+        # Our own server adds the header to all responses, refusals included.
+        more = [] if BY_NAME in scope else [(b"x-content-type-options", b"nosniff")]
         exchange = AsgiExchange(send, None if is_read else body, more)
         asgi = Asgi(scope, receive, exchange.send)
         request = request_of(scope, headers, body, asgi, self.prefix)
@@ -108,13 +103,16 @@ def request_of(
     """Return the request of a *scope* with *headers*."""
     sent_path = scope.get("raw_path") or quote(scope["path"]).encode()
     mount = scope.get("root_path", "").rstrip("/")
-    fields, peer = list(scope["headers"]), peer_of(scope.get("client"))
+    peer = peer_of(scope.get("client"))
     outer, raw_path = prefix.split(strip_prefix(sent_path, mount), headers, peer)
     if f"{mount}/".startswith(f"{outer}/"):  # the server of the other application knows it too
         outer = ""
-    request = Request(scope["method"], raw_path, fields, headers, peer)
-    request.query, request.body, request.asgi = scope["query_string"], body, asgi
-    request.root_path, request.sent_path = outer + mount, sent_path
+    request = Request(scope["method"], raw_path, list(scope["headers"]), headers, peer)
+    request.query = scope["query_string"]
+    request.body = body
+    request.asgi = asgi
+    request.root_path = outer + mount
+    request.sent_path = sent_path
     return request
 
 
@@ -141,13 +139,15 @@ class AsgiExchange:
 
     async def write(self, response: Response) -> None:
         """Write *response*, and drop an unread body before the end: the client may read late."""
-        status, headers, body = response.status, response.headers, response.body
+        headers = response.headers
         if isinstance(headers, bytes):
             headers = _parse_lines(headers)
         unread = self._body if self._body is not None and self._body.is_unread else None
         if unread is not None:
-            headers = [*headers, _CLOSE]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            headers = [*headers, (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await self.send(start)
+        body = response.body
         if isinstance(body, bytes) and unread is None:
             await self.send({"type": _BODY, "body": body})
             return
@@ -177,7 +177,8 @@ class UntilDisconnect:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._owner = asyncio.current_task()
-        self._start = loop.call_later(_GRACE_S, self._watch)
+        # A watcher costs 10 µs: work that ends soon has none.
+        self._start = loop.call_later(0.05, self._watch)
         return self
 
     async def __aexit__(self, *_: object) -> None:

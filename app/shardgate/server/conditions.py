@@ -135,7 +135,7 @@ class Conditions(NamedTuple):
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
-        """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
+        """Pick the headers that matter."""
         if method == "GET" and _NAMES.isdisjoint(headers):
             return _PLAIN_GET
         fields = {
@@ -145,7 +145,7 @@ class Conditions(NamedTuple):
         }
         is_head = method == "HEAD"
         if is_head:
-            fields.pop("range", None)
+            fields.pop("range", None)  # it has a meaning for GET only (§14.2)
         return Conditions(is_head, **fields, is_unconditional=False)
 
     @property
@@ -159,8 +159,10 @@ class Conditions(NamedTuple):
         dates = self.if_modified_since or self.if_unmodified_since
         if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
             return None
+        if self.range is None:
+            return EVERYTHING
         try:
-            return (self.range and parse_range(self.range)) or EVERYTHING
+            return parse_range(self.range) or EVERYTHING
         except UnsatisfiableError:
             return None
 
@@ -228,6 +230,7 @@ def choose(
         return conditions.choose(entity.etag, entity.length, entity.modified_s)
     if not is_sendable(coding):
         if conditions.is_head:
+            # Such a coding has the length in its name: no byte is read for HEAD.
             nbytes = announced_nbytes(coding, b"")
             return conditions.choose(entity.inflated_etag, nbytes, entity.modified_s)
         return _choose_unread(conditions, entity)
@@ -262,7 +265,8 @@ def accepts(coding: str, header: bytes | None) -> bool:
     Without the header none is accepted (§12.5.3 permits any; obstore cannot decode them).
     """
     refused = _parse_accepted(header)
-    return not any(refused.get(name, refused.get("*", True)) for name in coding.split(", "))
+    refuses_others = refused.get("*", True)
+    return not any(refused.get(name, refuses_others) for name in coding.split(", "))
 
 
 def refuses_identity(header: bytes | None) -> bool:

@@ -72,7 +72,6 @@ _BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
 STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error in kinds}
 """Status of every leaf of the error tree."""
 
-RETRY_AFTER_S: Final = 1
 RETRIED: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -120,6 +119,7 @@ def problem(failure: Failure) -> Response:
         "detail": failure.detail,
         **failure.members,
     }
+    # Names of objects may have characters that UTF-8 cannot encode.
     body = json.dumps(document, ensure_ascii=False).encode(errors="replace")
     headers = [
         (b"content-type", b"application/problem+json"),
@@ -132,4 +132,4 @@ def status_headers(status: HTTPStatus) -> Headers:
     """Return the headers that every response with *status* has: Retry-After, WWW-Authenticate."""
     if status is HTTPStatus.UNAUTHORIZED:
         return [(b"www-authenticate", b'Bearer realm="shardgate"')]
-    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in RETRIED else []
+    return [(b"retry-after", b"1")] if status in RETRIED else []

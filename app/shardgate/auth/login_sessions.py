@@ -50,10 +50,11 @@ class LoginTokens(TokenSigner):
         records: TokenRecords,
         now: Callable[[], float] = time.time,
     ) -> None:
-        login, shared = settings.login, settings.tokens
+        login = settings.login
+        # Tokens of another issuer, or of another client there, are not taken after a change.
         audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
-        super().__init__(shared.secret, records, now, audience)
-        self.lifetime_s = min(login.lifetime_s, shared.longest_s)
+        super().__init__(settings.tokens.secret, records, now, audience)
+        self.lifetime_s = min(login.lifetime_s, settings.tokens.longest_s)
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
     def rights_of(
@@ -96,10 +97,13 @@ def _cookie_name(kind: str, address: Address) -> str:
 
     It has the port and the path of the service: browsers send cookies to all of a host.
     """
-    prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
+    # Browsers take a name with this prefix over https only, from the host itself (RFC 6265bis).
+    prefix, default_port = ("__Host-", "443") if address.is_secure else ("", "80")
     port = address.origin.rpartition(":")[2]
+    if not port.isdecimal():
+        port = default_port
     path = address.root_path.replace("/", "!")  # which no path has
-    return f"{prefix}{kind}-{port if port.isdecimal() else default}{path}"
+    return f"{prefix}{kind}-{port}{path}"
 
 
 def cookie_of(request: Request, kind: str) -> str:
@@ -166,7 +170,8 @@ def is_page(request: GatewayRequest) -> bool:
 
 def demand_own_page(request: Request, action: str) -> None:
     """Check that no page of another origin sent *request*. Raises: `ForbiddenError`."""
-    origin, host = request.headers.get("origin"), request.headers.get("host")
+    origin = request.headers.get("origin")
     is_own = request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+    host = request.headers.get("host")
     if not is_own or (origin is not None and origin.partition("://")[2] != host):
         raise ForbiddenError(f"only pages of this service {action}")

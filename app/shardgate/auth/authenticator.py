@@ -27,12 +27,10 @@ from shardgate.observability.metrics import note_caller
 from shardgate.server.request import Request, token_in
 from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
 
-_CACHED: Final = 4096
-"""Most tokens, and most readers, that are cached."""
+_CACHED: Final = 4096  # most tokens, and most readers, that are cached
 _BEARER: Final = b"bearer "
 _HOST: Final = re.compile(r"(?:\[(.+)\]|([^:]+?)\.?)(?::[0-9]*)?")
-_ADDRESS: Final = ""
-"""Stands for all IP addresses in `Hosts`."""
+_ADDRESS: Final = ""  # stands for all IP addresses in `Hosts`
 
 
 class Hosts:
@@ -147,8 +145,8 @@ class Authenticator:
         self._datasets = datasets
         self._tokens = tokens
         self._signatures = signatures
+        # Readers with the end of validity, by dataset, credentials and whether in the path.
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
-        """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
     def forget(self) -> None:
         """Identify each caller anew, as a token has ended."""

@@ -20,7 +20,7 @@ from shardgate.auth.tokens import TokenSigner, reader
 from shardgate.errors import ForbiddenError, TokenRecordsError
 from shardgate.server.address import Address, address_of
 from shardgate.server.request import Request as GatewayRequest
-from shardgate.settings import RESERVED, Settings
+from shardgate.settings import Settings
 
 VIEWER: Final = "shardgate-viewer"
 SESSION: Final = "shardgate-session"
@@ -163,7 +163,7 @@ def is_page(request: GatewayRequest) -> bool:
     """Return whether *request* is for a page, or reads the API for one."""
     if request.method not in {"GET", "HEAD"} or request.segment is not None:
         return False
-    if request.name in RESERVED or request.raw_path in {b"/", b""}:
+    if request.needs_asgi:
         return request.name in {"api", ""}
     return request.opens_page
 

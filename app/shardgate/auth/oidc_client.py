@@ -34,8 +34,8 @@ from shardgate.concurrency import run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.settings import LoginSettings
 
+# Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies.
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-"""Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies."""
 CHOOSER: Final = "select_account"
 LOGIN: Final = "login"
 """Values of ``prompt`` with which an issuer asks who signs in (OpenID Connect Core §3.1.2.1)."""
@@ -113,8 +113,7 @@ class OidcClient:
         self._settings = settings
         self._client_id = settings.client_id or ""
         self._configuration = Published("configuration", self._read_endpoints, clock)
-        self._finished = cachetools.FIFOCache[str, None](4096)
-        """States of attempts that are over."""
+        self._finished = cachetools.FIFOCache[str, None](4096)  # states of attempts that are over
 
     async def aclose(self) -> None:
         """End reads in progress, and close the connections."""

@@ -29,8 +29,7 @@ _VERSION_2: Final = re.compile(rb"(?i:(?:^|&)AWSAccessKeyId=)")
 _QUERY_FIELDS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
 _TIMESTAMP: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 _CREDENTIAL: Final = re.compile(rf"(.+)/([0-9]{{8}})/([!-.0-~]{{1,64}})/{SERVICE}/{TERMINAL}")
-_PATH: Final = re.compile(r"[!-\"$-~]*")
-"""Characters that clients do not encode."""
+_PATH: Final = re.compile(r"[!-\"$-~]*")  # characters that clients do not encode
 _EXPIRES: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _PAYLOAD: Final = "x-amz-content-sha256"

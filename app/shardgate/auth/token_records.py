@@ -31,8 +31,7 @@ from shardgate.storage.contract import Found, ObjectStore
 CHECKED_S: Final = 5.0
 """Time after which is read again which tokens have ended in other processes."""
 _WAIT_S: Final = 3.0
-_MOST: Final = 10_000
-"""Most tokens of one caller that have not expired, revoked ones included."""
+_MOST: Final = 10_000  # most tokens of one caller that have not expired, revoked ones included
 _MOST_REMOVED: Final = 100  # at a time: a request waits for it
 _AT_ONCE: Final = 16
 _log = logging.getLogger(__name__)
@@ -73,8 +72,8 @@ class TokenRecords:
         self._root = root
         self._now = now
         self._clock = clock
+        # Expiry of the records of tokens and sessions that have ended, by id.
         self._ended: dict[str, float] = {}
-        """Expiry of the records of tokens and sessions that have ended, by id."""
         self._is_known = False
         self._stale_at = -inf
         self._reads = SingleFlight[str](outlasts=True)

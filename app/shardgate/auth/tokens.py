@@ -19,8 +19,7 @@ from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
 _ISSUER: Final = "shardgate"  # distinct from configured issuers, whose names are URLs
-_LINK: Final = "shardgate"
-"""Kind of the tokens that callers make."""
+_LINK: Final = "shardgate"  # kind of the tokens that callers make
 MADE: Final = "~"
 """Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
 prefix of their grants of datasets.

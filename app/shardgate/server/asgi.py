@@ -51,8 +51,7 @@ class AsgiApp:
         self.refuse = app.refuse
         self._lifespan = lifespan
         self._timeout_s = timeout_s
-        self._others = Router(lifespan=self.lifespan)
-        """Runs the lifespan, and closes WebSockets."""
+        self._others = Router(lifespan=self.lifespan)  # runs the lifespan, and closes WebSockets
         self._is_open = False
         self._unclosed = AsyncExitStack()
 

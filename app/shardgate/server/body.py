@@ -29,15 +29,14 @@ from shardgate.formats.compression import announced_nbytes
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
 
-_IN_THREAD_NBYTES: Final = 128 * 1024
-"""Checksums of longer bodies are computed off the event loop."""
+_IN_THREAD_NBYTES: Final = 128 * 1024  # checksums of longer bodies are computed off the event loop
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
 _CODINGS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9a-z-]+(, |$))*")
 _CRC_NBYTES: Final = 4
 _SHA256: Final = re.compile(rb"[0-9a-f]{64}")
+# Holds a digest of the body as it was sent, or a word for the way in which it was signed.
 _CONTENT_SHA256: Final = b"x-amz-content-sha256"
-"""Holds a digest of the body as it was sent, or a word for the way in which it was signed."""
 
 
 class FrameSignatures(Protocol):
@@ -291,6 +290,7 @@ def _check_trailers(chain: FrameSignatures, trailers: Sequence[tuple[bytes, byte
     chain.check_trailers(b"".join(b"%b:%b\n" % trailer for trailer in signed), signature)
 
 
+# Algorithms of the libraries in use; other checksums are not checked.
 _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
     b"content-md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
     b"x-amz-checksum-crc32": lambda data: zlib.crc32(data).to_bytes(_CRC_NBYTES, "big"),
@@ -299,7 +299,6 @@ _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
     b"x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
     b"x-amz-checksum-sha512": lambda data: hashlib.sha512(data).digest(),
 }
-"""Algorithms of the libraries in use; other checksums are not checked."""
 _DIGEST_NAMES: Final = frozenset({*_DIGESTS, _CONTENT_SHA256})
 
 

@@ -18,8 +18,8 @@ from shardgate.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _QUOTED_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+# Clients of S3 may leave the quotes out.
 _TAG: Final = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"|[^\s",*][^\s",]*'
-"""Clients of S3 may leave the quotes out."""
 _TAG_LIST: Final = re.compile(rf"[\s,]*(?:{_TAG})(?:\s*,[\s,]*(?:{_TAG}))*[\s,]*")
 _EACH_TAG: Final = re.compile(_TAG)
 _NO_WEIGHT: Final = re.compile(r"\s*q=0(?:\.0*)?\s*")
@@ -110,7 +110,7 @@ def parse_demand(if_match: str | None, if_none_match: str | None) -> Demand | No
 def _parse_tags(name: str, value: str) -> Callable[[Sequence[ETag]], bool]:
     """Parse a list of entity tags; only If-None-Match compares weakly (§13.1.2)."""
     if value.strip() == "*":
-        return bool
+        return bool  # any version matches
     if not _TAG_LIST.fullmatch(value):
         raise BadHeaderError(f"{name} is no list of entity tags")
     tags = {tag if tag.endswith('"') else f'"{tag}"' for tag in _EACH_TAG.findall(value)}

@@ -124,27 +124,24 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Connections that wait for a request, the longest idle first.
         self._idle: OrderedDict[GatewayProtocol, None]
-        """Connections that wait for a request, the longest idle first."""
         # The state of the server is what all its connections share.
         self._idle = vars(self.server_state).setdefault("idle", OrderedDict())
+        # The cycle or exchange that was begun last; `cycle` may wait behind it.
         self._answering: Any = None
-        """The cycle or exchange that was begun last; `cycle` may wait behind it."""
         self._peer = b""
-        self._is_plain = False
-        """Whether the last request was a GET that is answered here."""
-        self._received_nbytes = 0
-        """Bytes since the last complete head, or the last bytes of a body."""
+        self._is_plain = False  # whether the last request was a GET that is answered here
+        self._received_nbytes = 0  # bytes since the last complete head, or the last bytes of a body
         self.is_in_head = False
+        # Headers of the head that had begun when the timer last ran out.
         self._slow_head: Any = None
-        """Headers of the head that had begun when the timer last ran out."""
-        self._is_refused = False
-        """Whether further bytes are dropped."""
+        self._is_refused = False  # whether further bytes are dropped
         self._waiting_since = 0.0
         self._timeout_s = HEAD_S
         self._stall_timer: asyncio.TimerHandle | None = None
+        # uvicorn's default headers, a new list each second, and their lines.
         self._defaults: tuple[Any, bytes] = None, b""
-        """uvicorn's default headers, a new list each second, and their lines."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request; one connection too many takes the place of an idle one."""

@@ -30,14 +30,14 @@ type RequestHeaders = Mapping[bytes, bytes]
 type Networks = Sequence[IPv4Network | IPv6Network]
 
 MAX_KEY_BYTES: Final = 1024  # as in S3
+# Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``.
 _RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
-"""Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 FORWARDED_PREFIX: Final = b"x-forwarded-prefix"
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
+# Weight of a media type that is not accepted (RFC 9110 §12.4.2).
 _UNWANTED: Final = re.compile(rb"q\s*=\s*0(\.0*)?")
-"""Weight of a media type that is not accepted (RFC 9110 §12.4.2)."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _process: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
@@ -138,7 +138,7 @@ class Request:
         is_sign_in = self.name == "login" and self.headers.get(b"accept", b"*/*") == b"*/*"
         if not (is_sign_in or self.accepts_html):
             return False
-        if self.name in RESERVED or self.raw_path in {b"/", b""}:
+        if self.needs_asgi:
             return self.name in {"", "login", "docs", "viewer"}
         return (self.key or "/").endswith("/") and not self.query
 

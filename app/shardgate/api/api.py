@@ -119,8 +119,6 @@ def _add_datasets(
     resolver: Resolver,
     start_page: Callable[[Request], Awaitable[Response]],
 ) -> None:
-    """Add ``/`` and ``/api/datasets``."""
-
     @app.get("/", include_in_schema=False)
     async def start(request: Request) -> Response:
         if request.scope["responder"].request.accepts_html:
@@ -156,8 +154,6 @@ def _add_datasets(
 
 
 def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
-    """Add ``/healthz``, ``/readyz`` and ``/metrics``."""
-
     @app.get("/healthz")
     async def is_alive() -> dict[str, str]:
         """Answer while the process runs."""
@@ -183,8 +179,6 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
 
 
 def _add_docs(app: FastAPI) -> None:
-    """Serve Swagger UI at ``/docs``, with its files, which no other server has to provide."""
-
     @app.get("/docs", include_in_schema=False)
     async def show_docs() -> HTMLResponse:
         page = get_swagger_ui_html(
@@ -194,6 +188,7 @@ def _add_docs(app: FastAPI) -> None:
             swagger_css_url="./docs/swagger-ui.css",
             swagger_favicon_url="data:,",
         )
+        # The page has one script in line, whose digest permits it.
         script = bytes(page.body).decode().partition("<script>")[2].partition("</script>")[0]
         page.headers["content-security-policy"] = (
             f"default-src 'none'; script-src 'self' '{csp_digest(script)}'; connect-src 'self'; "
@@ -202,6 +197,7 @@ def _add_docs(app: FastAPI) -> None:
         )
         return page
 
+    # With its own files the page works where no other server can be reached.
     app.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
 
 

@@ -27,8 +27,8 @@ from shardgate.formats.icechunk.snapshot import is_node_path
 from shardgate.server.body import RequestDocument, first_fault
 
 JSON_LINES: Final = "application/x-ndjson"
+# Longest JSON text of a commit: no other thread runs while it is parsed.
 _MAX_JSON_NBYTES: Final = 2 * 1024**2
-"""Longest JSON text of a commit: no other thread runs while it is parsed."""
 _MAX_DIMENSIONS: Final = 64
 _STOP: Final = 2**63
 _COLUMNS: Final = {

@@ -129,8 +129,7 @@ def _ref_name(
     request: Request,
     name: Annotated[str, Path(description="Percent-encoded.")],  # noqa: ARG001 - lacks a newline at its end
 ) -> str:
-    """Decode the last part of the raw path: names may contain slashes."""
-    # The path is /api/datasets/DATASET/branches/NAME.
+    # The path is /api/datasets/DATASET/branches/NAME, and names may have escaped slashes.
     spelled = request.scope["raw_path"].split(b"/", 5)[-1]
     try:
         return unquote(spelled.decode("ascii"), errors="strict")

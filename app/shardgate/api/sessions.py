@@ -203,15 +203,7 @@ def _add_commit(
         summary="Commit Changes",
         status_code=201,
         responses=CONFLICTS,
-        openapi_extra=reads(
-            CommitBody,
-            **{
-                JSON_LINES: {
-                    "type": "string",
-                    "description": "Options, then a change in each line.",
-                }
-            },
-        ),
+        openapi_extra=reads(CommitBody, **{JSON_LINES: _LINES_SCHEMA}),
     )
     async def commit(
         opened: Annotated[OpenedRepository, opening],

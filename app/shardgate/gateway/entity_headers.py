@@ -11,8 +11,9 @@ from shardgate.server.request import Headers
 from shardgate.server.responses import NO_REFERRER
 from shardgate.storage.http_headers import METADATA
 
+# For responses that depend on the caller; a token may be in the path.
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
-"""For responses that depend on the caller; a token may be in the path."""
+# By name or file extension; no type that a browser would run.
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
     "info": b"application/json",
@@ -26,7 +27,6 @@ _CONTENT_TYPES: Final = {
     "jpg": b"image/jpeg",
     "jpeg": b"image/jpeg",
 }
-"""By name or file extension; no type that a browser would run."""
 
 
 def content_type(key: str) -> bytes:

@@ -242,7 +242,8 @@ async def _send_missing(responder: Responder, dataset: ServedDataset, detail: st
 async def _send_entity(
     responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened
 ) -> None:
-    status, entity = opened.selection.status, opened.entity
+    status = opened.selection.status
+    entity = opened.entity
     if (headers := entity_headers(dataset, key, entity, opened.selection)) is not None:
         await responder.send(status, headers, opened.body)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -28,10 +28,8 @@ NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 MAX_DELETED_KEYS: Final = 1000
 MAX_DOCUMENT_NBYTES: Final = 4 * 1024**2
 """Longest XML document that a client may send."""
-_MAX_ELEMENTS: Final = 100_000
-"""Most elements of it: an upload has up to 10,000 parts."""
-_MAX_KEYS: Final = 1000
-"""Most keys of one page of a listing."""
+_MAX_ELEMENTS: Final = 100_000  # most elements of it: an upload has up to 10,000 parts
+_MAX_KEYS: Final = 1000  # most keys of one page of a listing
 _COUNT: Final = re.compile("[0-9]{1,18}")
 type Members = Mapping[str, str | "Members" | list["Members"] | None]
 """Content of an XML element: `None` is left out, a list has several elements of one name."""
@@ -52,6 +50,7 @@ _CODES: Final = {
     HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
 }
+# Codes that are more specific than that of the status.
 _CODES_OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.BadHeaderError: "InvalidArgument",
     errors.BadParameterError: "InvalidArgument",
@@ -61,7 +60,6 @@ _CODES_OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.UnknownDatasetError: "NoSuchBucket",
     errors.UnknownUploadError: "NoSuchUpload",
 }
-"""Codes that are more specific than that of the status."""
 _CONDITIONS: Final = {
     name.lower().encode(): name
     for name in (
@@ -84,6 +82,7 @@ _UPLOAD_STEPS: Final = {
     ("DELETE", b"uploadId"): "AbortMultipartUpload",
 }
 _UPLOAD_PARAMETERS: Final = frozenset({b"uploads", b"uploadId", b"partNumber"})
+# Parameters that change what a request is about, and with that the meaning of its response.
 _SUBRESOURCES: Final = frozenset(
     b"accelerate acl analytics attributes cors encryption intelligent-tiering inventory"
     b" legal-hold lifecycle location logging metadataTable metrics notification object-lock"
@@ -93,12 +92,12 @@ _SUBRESOURCES: Final = frozenset(
     b" restore retention select session tagging torrent uploadId uploads versionId versioning"
     b" versions website".split()
 )
-"""Parameters that change what a request is about, and with that the meaning of its response."""
+# Subresources that GET and HEAD serve.
 _SERVED_OF_BUCKETS: Final = frozenset({b"location", b"versioning"})
-"""Subresources that GET and HEAD serve."""
 _LIST_PARAMETERS: Final = frozenset(
     b"list-type delimiter encoding-type marker max-keys prefix".split()
 )
+# Headers that change the meaning of a write, so that it must not be done without them.
 _UNSERVED_HEADERS: Final = frozenset(
     b"if-unmodified-since x-amz-acl x-amz-grant-full-control x-amz-grant-read"
     b" x-amz-grant-read-acp x-amz-grant-write-acp x-amz-if-match-last-modified-time"
@@ -106,7 +105,6 @@ _UNSERVED_HEADERS: Final = frozenset(
     b" x-amz-server-side-encryption-customer-algorithm x-amz-tagging"
     b" x-amz-website-redirect-location x-amz-write-offset-bytes".split()
 )
-"""Headers that change the meaning of a write, so that it must not be done without them."""
 
 
 def speaks_s3(request: Request) -> bool:

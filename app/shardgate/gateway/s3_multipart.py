@@ -41,12 +41,12 @@ _MD5: Final = re.compile('"?([0-9a-f]{32})"?')
 _NUMBER: Final = re.compile("[0-9]{1,5}")
 _SOURCE_RANGE: Final = b"x-amz-copy-source-range"
 _BYTES: Final = re.compile(rb"bytes=([0-9]{1,18})-([0-9]{1,18})")
+# Headers that change the meaning of a copy, so that it must not be done without them.
 _UNSERVED: Final = (
     b"x-amz-copy-source-if-modified-since",
     b"x-amz-copy-source-if-unmodified-since",
     b"x-amz-copy-source-server-side-encryption-customer-algorithm",
 )
-"""Headers that change the meaning of a copy, so that it must not be done without them."""
 
 
 class MultipartUploads:
@@ -63,7 +63,6 @@ class MultipartUploads:
         }
 
     async def _create(self, request: WriteRequest) -> None:
-        """Begin an upload; the object gets the headers of this request."""
         key = request.key
         if key.endswith("/"):
             raise BadKeyError("a key that ends in a slash is a folder: it has no bytes")
@@ -72,7 +71,6 @@ class MultipartUploads:
         await request.send_xml(dialect.to_xml("InitiateMultipartUploadResult", members))
 
     async def _put_part(self, request: WriteRequest) -> None:
-        """Store a part; its Content-Encoding does not become that of the object."""
         upload = _upload(request)
         number = parse_part_number(request.parameter("partNumber"))
         if number is None:
@@ -81,6 +79,7 @@ class MultipartUploads:
             raise BadHeaderError("a part with Content-Range is not served: parts are written whole")
 
         def put(payload: Payload, _: ObjectHeaders | None = None) -> Awaitable[ETag]:
+            # The object has the headers of the request that began the upload.
             return self._uploads.put_part(upload, number, payload.body)
 
         if COPY_SOURCE in request.headers:
@@ -89,7 +88,6 @@ class MultipartUploads:
             await request.send_written(await put(await request.read_payload()))
 
     async def _complete(self, request: WriteRequest) -> None:
-        """Join the parts."""
         upload = _upload(request)
         # Checksums in the headers are of the object, not of the list of its parts.
         of_list = {k: v for k, v in request.headers.items() if not k.startswith(_CHECKSUM)}

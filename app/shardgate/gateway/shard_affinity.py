@@ -44,10 +44,11 @@ class ShardAffinity:
         self._proxies = proxies
         self._datasets = datasets
         self._resolver = resolver
-        self._names: SizedLRUCache[bytes, tuple[bytes, float]]
-        """Names and the times at which they expire, by path."""
+        # Names and the times at which they expire, by path.
         # An entry takes some 500 bytes beside its path.
-        self._names = SizedLRUCache(16 * 1024**2, lambda path, _: len(path) + 512)
+        self._names = SizedLRUCache[bytes, tuple[bytes, float]](
+            16 * 1024**2, lambda path, _: len(path) + 512
+        )
 
     def cached(self, request: Request) -> Response | None:
         """Return the response to a request of any method, if no index has to be read for it."""
@@ -63,7 +64,7 @@ class ShardAffinity:
     async def respond(self, request: Request, exchange: Exchange) -> None:
         """Answer a request, with the hash of its path if the look-up takes too long."""
         path = self._path_in(request)
-        headers = _hash_headers(path)[:1]
+        headers = _hash_headers(path)[:1]  # not to be cached: the next look-up may be faster
         if headers and self._may_know(path, request.peer):
             # Without a name the hash of the path has to do, as any replica can answer.
             with suppress(ShardgateError, TimeoutError):

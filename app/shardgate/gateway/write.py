@@ -143,11 +143,11 @@ class WritePlane:
         self._budget = budget
         self._max_chunk_nbytes = max_chunk_nbytes
         self._of_keys = {"PUT": self._put, "DELETE": self._delete, **upload_steps}
+        # By method, with the parameter that must be given.
         self._of_datasets = {
             "POST": (b"delete", self._delete_objects),
             "DELETE": (b"prefix", self._erase),
         }
-        """By method, with the parameter that must be given."""
 
     async def allowed_methods(self, request: Request) -> bytes:
         """Return the methods that are allowed on the path, whether or not it names an object."""
@@ -200,8 +200,11 @@ class WritePlane:
                 raise BadParameterError("prefix goes with a dataset, not with a key")
             handle = self._of_keys[step or method]
         else:
-            parameter, handler = self._of_datasets.get(method, (b"", None))
-            handle = handler if handler and parameter in names else partial(_refuse, method)
+            handle = partial(_refuse, method)
+            if method in self._of_datasets:
+                parameter, handler = self._of_datasets[method]
+                if parameter in names:
+                    handle = handler
         held = ByteReservation(self._budget)
         try:
             await handle(
@@ -245,9 +248,8 @@ class WritePlane:
             raise ReadOnlyError(f"{key} lies in a container that is read only")
 
     async def _delete(self, request: WriteRequest) -> None:
-        """Delete a key; S3 clients also delete folders, which do not exist as objects."""
         demand = request.demand()
-        if request.key.endswith("/"):
+        if request.key.endswith("/"):  # S3 clients delete folders, which are no objects here
             await self._check_folder(request.dataset, request.key)
         else:
             with suppress(BadKeyError):  # where no such chunk can be, none is
@@ -256,9 +258,8 @@ class WritePlane:
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
     async def _delete_objects(self, request: WriteRequest) -> None:
-        """Answer DeleteObjects."""
-        request = request._replace(max_nbytes=dialect.MAX_DOCUMENT_NBYTES)
-        payload = await request.read_payload()
+        document = request._replace(max_nbytes=dialect.MAX_DOCUMENT_NBYTES)
+        payload = await document.read_payload()
         deletion = await asyncio.to_thread(dialect.parse_deletion, payload.body)
         outcomes = await self._delete_each(request.dataset, deletion)
         keys = [key for key, _ in deletion.keys]
@@ -267,7 +268,6 @@ class WritePlane:
     async def _delete_each(
         self, dataset: ServedDataset, deletion: dialect.Deletion
     ) -> list[Outcome]:
-        """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
         by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for key, etag in deletion.keys:
@@ -284,6 +284,7 @@ class WritePlane:
         for session, writes in by_session.items():  # "" is that of keys outside of sessions
             written = await self._write_below(dataset, VirtualKey(f"{session}/"), writes)
             for each, outcome in zip(writes, written, strict=True):
+                # A key that cannot exist, as below the name of a folder, counts as deleted.
                 outcomes[each.key] = None if isinstance(outcome, BadKeyError) else outcome
         return [outcomes.get(key) for key, _ in deletion.keys]
 
@@ -314,7 +315,7 @@ class WritePlane:
 
 
 async def _refuse(method: str, request: WriteRequest) -> None:
-    """Refuse a request of a whole dataset; S3 clients that create a bucket expect 409."""
+    """Refuse a request of a whole dataset."""
     responder = request.responder
     if not dialect.speaks_s3(responder.request):
         needed = {
@@ -325,7 +326,7 @@ async def _refuse(method: str, request: WriteRequest) -> None:
         raise BadParameterError(f"{method} of a whole dataset needs {needed[method]}")
     if method != "PUT":
         raise UnsupportedError(f"{method} of a bucket is not served")
-    status = HTTPStatus.CONFLICT
+    status = HTTPStatus.CONFLICT  # as S3 answers clients that create a bucket again
     detail = f"the dataset {request.dataset.name} exists already"
     document = dialect.error_document(responder.request, status, "BucketAlreadyOwnedByYou", detail)
     await responder.send(status, [*cast("Headers", document.headers), NO_STORE], document.body)

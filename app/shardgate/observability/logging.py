@@ -82,11 +82,10 @@ class AccessLog:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        """Write pieces of up to ``PIPE_BUF`` bytes, which a pipe takes whole, until `None`."""
         lines = b""
         while (record := self._queue.get()) is not None:
             line = self._format(record)
-            if len(lines) + len(line) > select.PIPE_BUF:
+            if len(lines) + len(line) > select.PIPE_BUF:  # a pipe takes no more as a whole
                 self._write(lines)
                 lines = b""
             lines += line
@@ -153,10 +152,9 @@ def _format_json(record: AccessRecord) -> bytes:
 
 
 def _dump(value: object) -> bytes:
-    """Return *value* as JSON; orjson refuses lone surrogates, which tokens may contain."""
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:
+    except orjson.JSONEncodeError:  # of lone surrogates, which tokens may contain
         return json.dumps(value).encode()
 
 

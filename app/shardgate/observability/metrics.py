@@ -52,8 +52,8 @@ OTHER_METHOD: Final = "other"
 NO_DATASET: Final = ""
 """Label of the control plane, and of names that are no configured dataset."""
 
+# A possible token in a path, wherever it stands, percent-encoded any number of times.
 _TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
-"""A possible token in a path, wherever it stands, percent-encoded any number of times."""
 
 
 class RequestContext:
@@ -173,8 +173,8 @@ class RequestMetrics(Collector):
     """
 
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
+        # By dataset, method and outcome.
         self._requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """By dataset, method and outcome."""
         self._sent_nbytes = defaultdict(int, dict.fromkeys((NO_DATASET, *datasets), 0))
         registry.register(self)
         self._seconds = Histogram(
@@ -271,8 +271,8 @@ class CacheMetrics(Collector):
     """Caches and byte budgets, read when they are scraped."""
 
     def __init__(self) -> None:
+        # By label and identity: readers may share a cache.
         self._caches: defaultdict[str, dict[int, _Cache]] = defaultdict(dict)
-        """By label and identity: readers may share a cache."""
         self._counters: defaultdict[str, list[CacheCounters]] = defaultdict(list)
         self._budgets: dict[str, ByteBudget] = {}
 

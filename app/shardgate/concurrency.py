@@ -24,7 +24,7 @@ async def bounded_gather[A, T](
     waiting = iter(enumerate(items))
 
     async def work() -> None:
-        for at, item in waiting:
+        for at, item in waiting:  # which all workers share
             results[at] = await call(item)
             await yield_to_loop(at)
 
@@ -257,7 +257,7 @@ class SingleFlight[K: Hashable]:
         flight: _Flight[T] = self._flights[key]
         flight.waiters += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(flight.task)  # others may wait for it, too
         finally:
             flight.waiters -= 1
             if not (self._outlasts or flight.waiters or flight.task.done()):

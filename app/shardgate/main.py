@@ -14,7 +14,7 @@ from shardgate.api.sessions import build_commits, build_sessions
 from shardgate.api.token_routes import build_tokens
 from shardgate.auth.access import Datasets, ServedDataset
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
-from shardgate.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.auth.logins import LoginTokens, caller_of_page
 from shardgate.auth.oidc import Issuers
 from shardgate.auth.oidc_client import OidcClient
 from shardgate.auth.sigv4 import Signatures
@@ -273,7 +273,7 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
     identify: list[Identify] = [mint.identify]
     routes: list[APIRouter] = [build_tokens(mint, bodies)]
     opened: list[AbstractAsyncContextManager[object]] = [aclosing(issuers), aclosing(records)]
-    find_session = None
+    find_login = None
     if login.issuer is not None:
         logins = LoginTokens(settings, datasets, records)
         flow = OidcClient(issuers.by_name[login.issuer], login)
@@ -283,9 +283,9 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
         routes.append(build_login(flow, logins, login.viewers))
         routes.append(build_command_login(flow, logins, bodies, proxies))
         opened.append(aclosing(flow))
-        find_session = partial(caller_of_page, logins)
+        find_login = partial(caller_of_page, logins)
     tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
-    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
+    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_login)
     records.on_end = authenticator.forget
     return _Access(authenticator, routes, opened)
 

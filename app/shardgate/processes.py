@@ -188,13 +188,14 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
+        # A restart need not wait for the last connections of the process before.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         hint = "; --port takes another one" if error.errno == errno.EADDRINUSE else ""
         reason = f"{error.strerror}{hint}"
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
-    listener.set_inheritable(True)
+    listener.set_inheritable(True)  # several processes accept its connections
     return listener
 
 

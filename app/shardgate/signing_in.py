@@ -235,7 +235,7 @@ def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_Listener"
-    timeout = 10
+    timeout = 10  # browsers open connections in advance, and may send nothing
 
     def do_GET(self) -> None:
         """Redeem the code that the browser brings; other requests do not end the wait."""

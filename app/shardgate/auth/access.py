@@ -69,7 +69,7 @@ def why_read_only(name: str) -> str:
 
 
 class Datasets:
-    """Datasets by name; *watchers* are the rules of those who may see metrics."""
+    """Datasets by name; *watchers* are the rules that let callers see metrics."""
 
     def __init__(
         self, datasets: Mapping[str, ServedDataset], watchers: Collection[str] | None = None

@@ -137,10 +137,10 @@ class Authenticator:
         tokens: BearerTokens,
         signatures: Signatures,
         hosts: Hosts,
-        find_session: Callable[[Request], Awaitable[Caller | None]] | None = None,
+        find_login: Callable[[Request], Awaitable[Caller | None]] | None = None,
     ) -> None:
-        """*find_session* returns the caller of a cookie, for requests without other credentials."""
-        self._find_session = find_session
+        """*find_login* returns the caller of a cookie, for requests without other credentials."""
+        self._find_login = find_login
         self._hosts = hosts
         self._datasets = datasets
         self._tokens = tokens
@@ -234,5 +234,5 @@ class Authenticator:
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
-        found = None if self._find_session is None else await self._find_session(request)
+        found = None if self._find_login is None else await self._find_login(request)
         return found or NOBODY

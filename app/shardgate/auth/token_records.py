@@ -56,7 +56,7 @@ class TokenList(BaseModel, use_attribute_docstrings=True):
 
 class TokenRecords:
     """Keeps an object for each token, in ``made/`` below a digest of its owner, and for each token
-    or session that has ended, in ``ended/``. Their names begin with the time of expiry.
+    or login that has ended, in ``ended/``. Their names begin with the time of expiry.
 
     All methods but `refresh` raise `TokenRecordsError` while the store fails.
     """
@@ -72,10 +72,11 @@ class TokenRecords:
         self._root = root
         self._now = now
         self._clock = clock
-        # Expiry of the records of tokens and sessions that have ended, by id.
+        # Expiry of the records of tokens and logins that have ended, by id.
         self._ended: dict[str, float] = {}
         self._is_known = False
         self._stale_at = -inf
+        # Clients that leave early must not keep all others from the answer.
         self._reads = SingleFlight[str](outlasts=True)
         self.on_end: Callable[[], None] = lambda: None
         """Called when a token has ended here."""
@@ -126,7 +127,7 @@ class TokenRecords:
         await self.end(token_id, made[token_id])
 
     async def end(self, token_id: str, until_s: float) -> None:
-        """Refuse a token, or all of a session, that would be valid until *until_s*; where this
+        """Refuse a token, or all of a login, that would be valid until *until_s*; where this
         fails, only in this process.
         """
         kept_until_s = until_s + 60  # clocks of replicas differ
@@ -137,7 +138,7 @@ class TokenRecords:
             await self._store.put(ref, [b"{}"], expected=None)
 
     def has_ended(self, token_id: str) -> bool:
-        """Return whether a token, or session, was known to have ended at the last `refresh`."""
+        """Return whether a token, or login, was known to have ended at the last `refresh`."""
         return token_id in self._ended
 
     @property

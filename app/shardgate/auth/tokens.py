@@ -21,8 +21,8 @@ _ALGORITHM: Final = "HS256"
 _ISSUER: Final = "shardgate"  # distinct from configured issuers, whose names are URLs
 _LINK: Final = "shardgate"  # kind of the tokens that callers make
 MADE: Final = "~"
-"""Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
-prefix of their grants of datasets.
+"""Grant of all bearers of tokens made here, which keeps them from making, listing and revoking
+tokens; also the prefix of their grants of datasets.
 """
 
 
@@ -30,7 +30,7 @@ class TokenSigner:
     """Signs tokens that only this service verifies; each kind of them has a key of its own.
 
     The claims stay readable. ``sub`` names the caller; a token with ``jti`` ends with its record,
-    and one with ``sid`` with its session.
+    and one with ``sid`` with its login.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Gateway:
                 raise
             await responder.fail(error)
         except ClientGoneError:
-            pass  # nobody waits for a response
+            pass  # no one waits for a response
         except Exception:
             if exchange.status:
                 raise

@@ -30,6 +30,7 @@ from shardgate.settings import ServerSettings
 _ACCESS: Final = "shardgate.access"
 _FAILURES: Final = "shardgate.failures"
 _PAUSE_S: Final = 0.1
+# A name in a message must not begin a line of its own.
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
 _app_log: Final = logging.getLogger("shardgate")
@@ -97,7 +98,7 @@ class AccessLog:
         self._write(lines)
 
     def _write(self, lines: bytes) -> None:
-        """Write *lines*, waiting for a full pipe or disk; drop them if nobody reads."""
+        """Write *lines*, waiting for a full pipe or disk; drop them if the pipe has no reader."""
         while lines:
             try:
                 lines = lines[os.write(self._descriptor, lines) :]

@@ -54,7 +54,7 @@ class Address:
 
     @property
     def is_trustworthy(self) -> bool:
-        """Return whether nobody can listen on the way: it is encrypted, or on this machine."""
+        """Return whether the way is encrypted, or within this machine."""
         host = self.origin.partition("://")[2]
         return self.is_secure or _THIS_MACHINE.fullmatch(host) is not None
 

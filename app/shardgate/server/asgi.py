@@ -100,6 +100,7 @@ def request_of(
     prefix: PathPrefix = _NO_PREFIX,
 ) -> Request:
     """Return the request of a *scope* with *headers*."""
+    # Servers may leave out the path as it was sent.
     sent_path = scope.get("raw_path") or quote(scope["path"]).encode()
     mount = scope.get("root_path", "").rstrip("/")
     peer = peer_of(scope.get("client"))
@@ -185,7 +186,7 @@ class UntilDisconnect:
         if self._watcher is not None:
             self._watcher.cancel()
         if self._has_gone and self._owner is not None:
-            self._owner.uncancel()
+            self._owner.uncancel()  # the request ends, not the task of the server
             raise ClientGoneError
 
     def _watch(self) -> None:

@@ -107,7 +107,7 @@ class IncomingBody:
 
     async def drain(self) -> None:
         """Read and drop the rest, for a bounded time and up to a bounded size."""
-        if self._is_expecting:
+        if self._is_expecting:  # the client sends the body only if it is told to
             return
         # A connection closed at once, while bytes still arrive, would lose the response.
         longest_s = 2.0

@@ -49,7 +49,8 @@ def parse_range(header: str) -> ByteRequest | None:
         if int(last) == 0:
             raise UnsatisfiableError
         return SuffixRange(int(last))
-    start, stop = int(first), int(last) + 1 if last else EVERYTHING.stop
+    start = int(first)
+    stop = int(last) + 1 if last else EVERYTHING.stop
     if stop <= start:
         raise BadHeaderError("Range ends before it begins")
     return ByteRange(start, stop)

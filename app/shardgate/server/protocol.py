@@ -77,6 +77,7 @@ def check_head(
     """
     if len(headers) > MAX_HEADERS:
         raise RefusedRequestError(*TOO_LARGE)
+    # What was received may be several heads; only then it takes counting.
     if received_nbytes > HEAD_NBYTES and _nbytes(url, headers) > HEAD_NBYTES:
         raise RefusedRequestError(*TOO_LARGE)
     by_name = dict(headers)
@@ -451,7 +452,7 @@ class _ConnectionExchange:
             if self._protocol.flow.write_paused:
                 await self._protocol.flow.drain()
             length -= len(piece)
-            if length < 0:
+            if length < 0:  # the client would take it for the next response
                 break
             self._protocol.transport.write(piece)
             self.sent_nbytes += len(piece)

@@ -98,6 +98,7 @@ class Request:
             self.name, self.key = split_target(raw_path)
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
+            # Frames of the traceback would live as long as the request.
             self.fault = error.with_traceback(None)
         self.needs_asgi = self.name in RESERVED or raw_path in {b"/", b""}
         """Whether the path is of the API or a page of the service, whose routes speak ASGI."""

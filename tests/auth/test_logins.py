@@ -1,4 +1,4 @@
-"""`shardgate.auth.login_sessions`: cookies and tokens of people who have signed in."""
+"""`shardgate.auth.logins`: cookies and tokens of people who have signed in."""
 
 import html
 import re
@@ -14,7 +14,7 @@ from fastapi import Request as PageRequest
 from pydantic import SecretStr
 
 from shardgate.auth.access import Datasets
-from shardgate.auth.login_sessions import SESSION, LoginTokens, caller_of_page, kinds_of
+from shardgate.auth.logins import LOGIN_COOKIE, LoginTokens, caller_of_page, kinds_of
 from shardgate.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.server.request import Request
@@ -42,7 +42,7 @@ async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) ->
     issuers = {"lab": IssuerSettings(url="https://a", audience="-")}
     records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
     signer = LoginTokens(Settings(issuers=issuers, login=login_settings()), Datasets({}), records)
-    cookie = signer.sign(SESSION, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
+    cookie = signer.sign(LOGIN_COOKIE, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
     headers = {
         b"accept": b"text/html",
         b"cookie": f"__Host-shardgate-session-443={cookie}".encode(),

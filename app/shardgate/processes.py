@@ -51,10 +51,7 @@ def run(settings: Settings, announce: Announce) -> None:
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
     is_private = not all(dataset.is_public for dataset in settings.datasets.values())
     config = configure(
-        functools.partial(make_app, settings),
-        settings.server,
-        factory=True,
-        is_private=is_private,
+        functools.partial(make_app, settings), settings.server, factory=True, is_private=is_private
     )
     for warning in exposures(settings):
         _log.warning(warning)

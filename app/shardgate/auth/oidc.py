@@ -163,10 +163,7 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
             token,
             key.key,
             algorithms=sorted(key.algorithms),
-            options={
-                "require": ["iss", "aud", "sub", "exp"],
-                "enforce_minimum_key_length": True,
-            },
+            options={"require": ["iss", "aud", "sub", "exp"], "enforce_minimum_key_length": True},
             audience=audience,
             issuer=issuer_url,
             leeway=LEEWAY_S,

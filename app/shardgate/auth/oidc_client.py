@@ -102,10 +102,7 @@ class OidcClient:
     """Signs people in at the issuer of the settings."""
 
     def __init__(
-        self,
-        issuer: Issuer,
-        settings: LoginSettings,
-        clock: Callable[[], float] = time.monotonic,
+        self, issuer: Issuer, settings: LoginSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
         self._client = open_client(TIMEOUT_S)

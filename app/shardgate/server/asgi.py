@@ -141,7 +141,8 @@ class AsgiExchange:
         """Write *response*, and drop an unread body before the end: the client may read late."""
         headers = response.headers
         if isinstance(headers, bytes):
-            headers = _parse_lines(headers)
+            pairs = (line.partition(b": ") for line in headers.split(b"\r\n")[:-1])
+            headers = [(name, value) for name, _, value in pairs]
         unread = self._body if self._body is not None and self._body.is_unread else None
         if unread is not None:
             headers = [*headers, (b"connection", b"close")]
@@ -159,11 +160,6 @@ class AsgiExchange:
         if unread is not None:
             await unread.drain()
         await self.send({"type": _BODY, "body": b""})
-
-
-def _parse_lines(lines: bytes) -> Headers:
-    pairs = (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])
-    return [(name, value) for name, _, value in pairs]
 
 
 class UntilDisconnect:

@@ -238,7 +238,9 @@ def choose(
     accepted, is_s3 = negotiate()
     if not is_s3:
         is_accepted = accepts(coding, accepted)
-        can_inflate = coding in CODINGS and not refuses_identity(accepted)
+        # `identity;q=0` refuses the inflated form; `*;q=0` alone refuses codings only.
+        refuses_identity = _parse_accepted(accepted).get("identity", False)
+        can_inflate = coding in CODINGS and not refuses_identity
         if can_inflate and not (is_accepted and conditions.is_plain_get):
             return _choose_unread(conditions, entity)
         if not is_accepted:
@@ -268,11 +270,6 @@ def accepts(coding: str, header: bytes | None) -> bool:
     refused = _parse_accepted(header)
     refuses_others = refused.get("*", True)
     return not any(refused.get(name, refuses_others) for name in coding.split(", "))
-
-
-def refuses_identity(header: bytes | None) -> bool:
-    """Return whether Accept-Encoding has ``identity;q=0``; ``*;q=0`` alone refuses codings only."""
-    return _parse_accepted(header).get("identity", False)
 
 
 @lru_cache(maxsize=256)

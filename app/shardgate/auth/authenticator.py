@@ -202,8 +202,9 @@ class Authenticator:
         """
         caller = cast("Caller | None", request.caller)  # which only this class sets
         if caller is None:
-            is_needless = self._datasets.is_all_public
-            caller = NOBODY if is_needless else await self._identify(request)
+            # Where everything is public, credentials make no difference.
+            is_public = self._datasets.is_all_public
+            caller = NOBODY if is_public else await self._identify(request)
             request.caller = caller
         note_caller(caller.name)
         return caller

@@ -357,7 +357,7 @@ async def asking(issuer: str, timeout_s: float) -> AsyncGenerator[None]:
             yield
     except TimeoutError as error:
         raise IssuerUnavailableError(f"{issuer}: does not answer in time") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last of a document
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # also of malformed documents
         raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
 
 

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from zarr.storage import LocalStore
 
 from shardgate.auth.access import Datasets
-from shardgate.auth.login_sessions import VIEWER, LoginTokens
+from shardgate.auth.logins import VIEWER, LoginTokens
 from shardgate.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.settings import (

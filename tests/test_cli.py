@@ -218,24 +218,50 @@ def test_wrong_variable_of_aws_is_named(variable: str, value: str, said: str) ->
     assert "hunter2" not in done.stderr
 
 
-@pytest.mark.parametrize("is_writable", [False, True])
-def test_missing_root_is_made_if_it_is_writable(tmp_path: Path, *, is_writable: bool) -> None:
-    """A missing root is created if it is writable, and otherwise a warning is printed."""
+def test_missing_root_is_made_if_it_is_writable(tmp_path: Path) -> None:
+    """A missing root on the command line is created with `--writable`."""
     root = tmp_path / "new folder" / "lab"
-    options = ["--writable"] if is_writable else []
-    with running("serve", "--port", "0", *options, str(root)) as (process, lines):
+    with running("serve", "--port", "0", "--writable", str(root)) as (process, lines):
         base = lines[0].split()[0].removesuffix("lab/")
         made = httpx.post(f"{base}api/datasets", json={"name": "lab"})
         _, warned = process.end()
 
-    assert made.status_code == (201 if is_writable else 405)
-    assert root.exists() is is_writable
-    expected = f"shardgate: warning: datasets.lab.url: {root.as_uri()} does not exist\n"
-    assert warned == ("" if is_writable else expected)
+    assert made.status_code == 201
+    assert root.exists()
+    assert warned == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [((), "lab"), (("--writable",), "lab.zip"), ((), "lab.parq")]
+)
+def test_missing_root_on_the_command_line_is_an_error(
+    tmp_path: Path, options: tuple[str, ...], name: str
+) -> None:
+    """A missing root on the command line that `--writable` does not make ends with exit code 2."""
+    root = tmp_path / name
+    failed = run("serve", "--port", "0", *options, f"lab={root}", str(tmp_path))
+
+    assert (failed.returncode, failed.stdout) == (2, "")
+    expected = f"shardgate: error: datasets.lab.url: {root.as_uri()} does not exist\n"
+    assert failed.stderr == expected
+    assert not root.exists()
+
+
+def test_missing_root_of_a_file_is_a_warning(tmp_path: Path) -> None:
+    """A missing root in a configuration file is served, with a warning."""
+    root = tmp_path / "lab"
+    config = tmp_path / "shardgate.toml"
+    config.write_text(f'[datasets.lab]\nurl = "{root}"\n')
+    with running("serve", "--port", "0", str(config)) as (process, lines):
+        answer = httpx.get(f"{lines[0].split()[0]}zarr.json")
+        _, warned = process.end()
+
+    assert answer.status_code == 503
+    assert f"warning: datasets.lab.url: {root.as_uri()} does not exist" in warned
 
 
 def test_port_in_use_is_an_error(examples: Path) -> None:
-    """A port in use ends with exit code 2 and one line that names it."""
+    """A port in use ends with exit code 2 and one line that names it and `--port`."""
     with running("serve", "--port", "0", str(examples)) as (_, lines):
         found = re.search(r":(\d+)/", lines[0])
         assert found is not None
@@ -243,6 +269,7 @@ def test_port_in_use_is_an_error(examples: Path) -> None:
 
     assert failed.returncode == 2
     assert failed.stderr.startswith(f"shardgate: error: cannot listen on 127.0.0.1:{found[1]}: ")
+    assert "--port" in failed.stderr
 
 
 def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: Path) -> None:

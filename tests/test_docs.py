@@ -64,6 +64,16 @@ def test_settings_table_matches_the_settings() -> None:
     assert sorted(rows) == sorted(settings_rows())
 
 
+def test_named_settings_exist() -> None:
+    """Each setting that the documents name by its section exists."""
+    pattern = rf"`({'|'.join(TABLES)})\.(?:NAME\.)?(?!conf`)([a-z]\w*)`"
+
+    named = set(re.findall(pattern, DOCUMENTS))
+
+    assert named
+    assert {name for name in named if name[1] not in TABLES[name[0]].model_fields} == set()
+
+
 async def test_the_service_is_mounted_as_described() -> None:
     """The example of another application serves the datasets below its path."""
     (example,) = [block for block in blocks("python") if "app.mount(" in block]
@@ -110,6 +120,21 @@ def test_documented_commands_match_the_program() -> None:
 
     assert named == set(commands())
     assert {option for option in options if f"`{option}" not in DOCUMENTS} == set()
+
+
+def test_readme_is_short() -> None:
+    """The README has less than 10,000 bytes, and no line above 400."""
+    text = (ROOT / "README.md").read_bytes()
+
+    assert len(text) < 10_000
+    assert max(map(len, text.splitlines())) <= 400
+
+
+def test_readme_soon_serves_a_bucket() -> None:
+    """The first 40 lines of the README have the command that serves one's own bucket."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+
+    assert "shardgate serve em=s3://bucket/em.zarr" in lines[:40]
 
 
 def test_documented_routes_match_openapi() -> None:

@@ -107,5 +107,7 @@ def test_documented_commit_commands_print_what_is_shown(tmp_path: Path) -> None:
     repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "lab")))
     tip = next(iter(repository.ancestry(branch="main")))
     assert (tip.id, tip.message) == (made, "16 days")
+    mask = zarr.open_array(repository.readonly_session("main").store, path="mask", mode="r")
+    assert mask.shards == (32, 32)
     days = zarr.open_array(repository.readonly_session("main").store, path="days", mode="r")
     assert np.array_equal(np.asarray(days[...]), np.repeat(np.arange(16), 100))

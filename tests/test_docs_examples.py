@@ -27,8 +27,11 @@ from tests.support.serving import serving
 
 _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
-_ELSEWHERE: Final = ("# write.py", "# read.py", "# many.py", "app.mount(", "class PackedLayout(")
-"""Texts in the programs that `test_docs.py` and `test_docs_commits.py` run."""
+_ELSEWHERE: Final = (
+    *("# write.py", "# read.py", "# many.py", "# sharded.py", "app.mount(", "class PackedLayout("),
+    *("CloudVolume(", "skip_signature"),
+)
+"""Texts in the programs that `test_docs.py` and the other `test_docs_*.py` run."""
 _HERE: Final = ("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect")
 _FROM_NPM: Final = {"zarrita": "zarrita", "OpenLayers": "ol"}
 """Clients in the table of clients, and their packages."""

@@ -184,7 +184,7 @@ def test_documented_program_reads_with_the_header(
     """fsspec, obstore and TensorStore read a private array as the documents show."""
     for name in ("BROWSER", "XDG_CONFIG_HOME", "PATH"):
         monkeypatch.setenv(name, variables[name])
-    text = program("docs/operating.md", "HTTPStore(").replace("http://127.0.0.1:8000", service.url)
+    text = program("docs/access.md", "HTTPStore(").replace("http://127.0.0.1:8000", service.url)
     found: dict[str, Any] = {}
     exec(text, found)  # noqa: S102 - what is documented
     stored = zarr.open_array(service.folder, path="sharded")[:]

@@ -26,11 +26,8 @@ app = typer.Typer(
 
 @contextmanager
 def _importing() -> Generator[None]:
-    """Keep the garbage collector off for the duration of imports, and from what they made.
-
-    They take a fifth less time.
-    """
-    gc.disable()
+    """Keep the garbage collector off for the duration of imports, and from what they made."""
+    gc.disable()  # imports take a fifth less time
     try:
         yield
     finally:
@@ -113,6 +110,9 @@ def serve(
     if not settings.datasets:
         raise ConfigurationError("there is no dataset to serve: name a file or a URL")
     warnings = make_folders(settings)
+    is_typed = roots and not roots[0].endswith(".toml")
+    if is_typed and warnings:  # misspelled, rather than late
+        raise ConfigurationError(*warnings)
     if strict:
         asyncio.run(check_reachable(settings))
     for warning in warnings:
@@ -187,7 +187,8 @@ def inspect(
     if references:
         _write_references(url, key or "", output, options)
         return
-    nothing, is_damaged = "", False
+    nothing = ""
+    is_damaged = False
     if key is None:
         arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
         document: dict[str, Any] = {"arrays": [*map(asdict, arrays)], "refs": [*map(asdict, refs)]}
@@ -332,7 +333,7 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
-        sys.exit(130)
+        sys.exit(130)  # as shells have it for SIGINT
     except (ShardgateError, typer.TyperException) as error:
         match error:
             case typer.TyperException():

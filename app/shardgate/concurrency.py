@@ -9,13 +9,11 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from shardgate.errors import BusyError
 
+# Items between two yields; processing so many takes a few milliseconds at most.
 _YIELD_EVERY: Final = 64
-"""Items between two yields; processing so many takes a few milliseconds at most."""
+# Most attempts of a compare-and-swap; each that fails was overtaken by a write that succeeded.
 _SWAPS: Final = 100
-"""Most attempts of a compare-and-swap; each that fails was overtaken by a write that succeeded."""
 _SWEEP_S: Final = 1.0
-_LARGE_NBYTES: Final = 1024**2
-"""Hashing or copying fewer bytes takes about a millisecond."""
 
 
 async def bounded_gather[A, T](
@@ -26,7 +24,7 @@ async def bounded_gather[A, T](
     waiting = iter(enumerate(items))
 
     async def work() -> None:
-        for at, item in waiting:
+        for at, item in waiting:  # which all workers share
             results[at] = await call(item)
             await yield_to_loop(at)
 
@@ -35,7 +33,7 @@ async def bounded_gather[A, T](
             for _ in range(min(limit, len(items))):
                 group.create_task(work())
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        raise failed.exceptions[0] from None  # callers catch errors, not groups of them
     return [results[at] for at in range(len(items))]
 
 
@@ -69,7 +67,8 @@ async def retry_conflicts[T, C](
     for number in range(_SWAPS):
         if backoff is not None:
             await backoff.pause(number)
-        if not isinstance(result := await attempt(), conflict):
+        result = await attempt()
+        if not isinstance(result, conflict):
             return cast("T", result)
     raise BusyError(f"{what}: gave up after {_SWAPS} compare-and-swap conflicts")
 
@@ -91,7 +90,7 @@ class Deadlines:
         loop = asyncio.get_running_loop()
         for deadline, began_at in list(self.running.items()):
             if began_at > loop.time() - self._longest_s:
-                break
+                break  # all others began later
             del self.running[deadline]
             deadline.cancel()
         self.is_sweeping = bool(self.running)
@@ -116,15 +115,16 @@ class Deadline:
     def __enter__(self) -> Self:
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
         self._cancelling = self._task.cancelling()
-        deadlines, loop = self._deadlines, self._task.get_loop()
-        deadlines.running[self] = loop.time()
-        if not deadlines.is_sweeping:
-            deadlines.sweep_later(loop)
+        loop = self._task.get_loop()
+        self._deadlines.running[self] = loop.time()
+        if not self._deadlines.is_sweeping:
+            self._deadlines.sweep_later(loop)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._deadlines.running.pop(self, None)
         if self._is_cancelled:
+            # Somebody else may have cancelled the task as well; see `asyncio.timeout`.
             is_ours = self._task.uncancel() <= self._cancelling
             if is_ours and kind is asyncio.CancelledError:
                 raise TimeoutError
@@ -178,7 +178,7 @@ def is_many(count: int) -> bool:
 
 def is_large(nbytes: int) -> bool:
     """Return whether processing *nbytes* bytes may hold up the event loop."""
-    return nbytes >= _LARGE_NBYTES
+    return nbytes >= 1024**2  # hashing or copying fewer takes about a millisecond
 
 
 def resolve[T](done: "asyncio.Future[T]", outcome: T | Exception) -> None:
@@ -251,12 +251,13 @@ class SingleFlight[K: Hashable]:
 
     async def run[T](self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for the call of *key* in progress, or start *call*."""
-        if (known := self._flights.get(key)) is None or known.task.done():
+        known = self._flights.get(key)
+        if known is None or known.task.done():
             self.start(key, call)
         flight: _Flight[T] = self._flights[key]
         flight.waiters += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(flight.task)  # others may wait for it, too
         finally:
             flight.waiters -= 1
             if not (self._outlasts or flight.waiters or flight.task.done()):

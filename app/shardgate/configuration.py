@@ -23,23 +23,17 @@ from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_FOLDER_SUFFIXES, SET
 from shardgate.settings import TABLES, Settings, VirtualPrefix, dataset_name
 
 _PREFIX: Final = "SHARDGATE_"
+# Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``.
 _SERVICE_LINK: Final = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""Variables that Kubernetes sets for a Service called ``shardgate`` or ``shardgate-web``."""
 _MISSING: Final = "is missing"
-_STAND_IN: Final = "https://stand-in.example"
-_ROUNDS: Final = 4
-"""Wrong are values, then tables of valid values, what these leave missing, and tables together."""
-_ANONYMOUS: Final = "anonymous"
-"""Store of public buckets."""
-_CLOUDS: Final = ("s3://", "gs://", "az://")
-_REFERENCE_SETS: Final = (*SET_SUFFIXES, *SET_FOLDER_SUFFIXES)
+_ANONYMOUS: Final = "anonymous"  # store of public buckets
+# Ends of the names of roots that tell the format.
 _ENDINGS: Final = re.compile(
     f"(\\.zarr|\\.precomputed|\\.icechunk)?({'|'.join(map(re.escape, ARCHIVE_SUFFIXES))})?$",
     re.IGNORECASE,
 )
-"""Ends of the names of roots that tell the format."""
 
 
 class _Complaint(NamedTuple):
@@ -62,7 +56,8 @@ def load(
     Raises: `ConfigurationError` with a line for each wrong setting.
     """
     document = {} if path is None else _parse(path)
-    complaints, variables = [], {}
+    complaints = []
+    variables = {}
     for variable, path_in_capitals in _variables(environ):
         if not path_in_capitals:
             complaints.append(f"{variable}: is no setting; write {_PREFIX}SECTION__NAME")
@@ -88,7 +83,8 @@ def _find_faults(document: dict[str, Any]) -> list[_Complaint]:
     what that shows of settings known to be wrong is left out.
     """
     faults: list[_Complaint] = []
-    for _ in range(_ROUNDS):
+    # Wrong are values, then tables of valid values, what these leave missing, and tables together.
+    for _ in range(4):
         wrong = _validate(document)
         known = [fault.setting for fault in faults]
         faults += [
@@ -96,7 +92,7 @@ def _find_faults(document: dict[str, Any]) -> list[_Complaint]:
             for fault in chain.from_iterable(map(_faults_of, wrong))
             if not any(_is_related(fault.setting, setting) for setting in known)
         ]
-        for details in reversed(wrong):
+        for details in reversed(wrong):  # from the end, as positions in lists change behind one
             _take_away(document, details)
     # A misspelled name leaves another one missing: the misspelling is told.
     misspelled = {fault.table for fault in faults if "did you mean" in fault.reason}
@@ -128,19 +124,20 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...
     for variable, value in environ.items():
         if not variable.startswith(_PREFIX):
             continue
-        rest = variable.removeprefix(_PREFIX)
-        if "__" in rest:
-            section, _, rest = rest.lower().partition("__")
-            yield variable, (section, *rest.rsplit("__", 1))
-        elif not (_SERVICE_LINK.fullmatch(rest) or value.startswith(("tcp://", "udp://"))):
+        name = variable.removeprefix(_PREFIX)
+        if "__" in name:
+            section, _, setting = name.lower().partition("__")
+            # What stands between the section and the setting names a table, such as a dataset.
+            yield variable, (section, *setting.rsplit("__", 1))
+        elif not (_SERVICE_LINK.fullmatch(name) or value.startswith(("tcp://", "udp://"))):
             yield variable, ()
 
 
 def _as_spelled(names: tuple[str, ...], document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return *names* with tables spelled as in the file: variables are in capitals."""
+    # Variables are in capitals, tables as somebody has written them in the file.
     section, *table, name = names
     tables = document.get(section)
-    spelled = {table.lower(): table for table in tables} if isinstance(tables, dict) else {}
+    spelled = {each.lower(): each for each in tables} if isinstance(tables, dict) else {}
     return (section, *(spelled.get(part, part) for part in table), name)
 
 
@@ -155,7 +152,6 @@ def _put(document: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
 
 
 def _faults_of(details: ErrorDetails) -> Iterator[_Complaint]:
-    """Yield settings and their faults; checks across tables begin with the setting."""
     location = [str(part) for part in details["loc"] if part != "[key]"]
     reasons = details["msg"].removeprefix("Value error, ").splitlines()
     match details["type"]:
@@ -166,8 +162,11 @@ def _faults_of(details: ErrorDetails) -> Iterator[_Complaint]:
         case "byte_size" | "byte_size_unit":
             reasons = ["is not a size such as 256MiB"]
     for reason in reasons:
-        setting, _, rest = ("", "", reason) if location else reason.partition(": ")
-        yield _Complaint(".".join(location) or setting, rest)
+        if location:
+            yield _Complaint(".".join(location), reason)
+        else:  # of a check across tables, which begins with the setting
+            setting, _, rest = reason.partition(": ")
+            yield _Complaint(setting, rest)
 
 
 def _is_related(setting: str, other: str) -> bool:
@@ -176,6 +175,7 @@ def _is_related(setting: str, other: str) -> bool:
 
 def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
     """Take a wrong value out of *document*: a table is emptied, a missing value gets a stand-in."""
+    # A fault between tables has no location.
     *path, last = [part for part in details["loc"] if part != "[key]"] or [""]
     table: Any = document
     try:
@@ -185,7 +185,7 @@ def _take_away(document: dict[str, Any], details: ErrorDetails) -> None:
                 break
             table = table[part]
         if details["type"] == "missing":
-            table[last] = _STAND_IN
+            table[last] = "https://stand-in.example"  # valid for all required settings
         elif isinstance(table[last], dict) and details["type"] == "value_error":
             table[last] = {}
         else:
@@ -222,7 +222,7 @@ class RootOptions(NamedTuple):
         """Return the tables `stores` and `datasets` of the settings for *roots*, URLs by name."""
         datasets = {name: self._with_store({"url": url}) for name, url in roots.items()}
         for table in datasets.values():
-            if table["url"].rstrip("/").lower().endswith(_REFERENCE_SETS):
+            if table["url"].rstrip("/").lower().endswith((*SET_SUFFIXES, *SET_FOLDER_SUFFIXES)):
                 table["format"] = "kerchunk"
             if self.writable:
                 table["writable"] = True
@@ -234,7 +234,7 @@ class RootOptions(NamedTuple):
         return {"stores": stores, "datasets": datasets}
 
     def _with_store(self, table: dict[str, Any]) -> dict[str, Any]:
-        is_cloud = table["url"].startswith(_CLOUDS)
+        is_cloud = table["url"].startswith(("s3://", "gs://", "az://"))
         return {**table, "store": _ANONYMOUS} if self.anonymous and is_cloud else table
 
 
@@ -264,7 +264,7 @@ def _named(roots: Sequence[str]) -> dict[str, str]:
         try:
             dataset_name(name)
         except ValueError as error:
-            suggested = str(error).rpartition(" ")[2]
+            suggested = str(error).rpartition(" ")[2]  # its last word
             reason = f"is not a name for a dataset; write {suggested}={quote(url)}"
             raise ConfigurationError(f"datasets.{name}: {reason}") from error
         if name in urls:
@@ -275,13 +275,14 @@ def _named(roots: Sequence[str]) -> dict[str, str]:
 
 def _split_name(root: str) -> tuple[str, str]:
     """Split ``NAME=URL``; an existing path, and what looks like one, may hold ``=`` too."""
-    name, separator, url = root.partition("=")
+    name, _, url = root.partition("=")
     is_path = name.startswith(("/", ".", "~")) or "://" in name or Path(root).exists()
-    return (name, url) if separator and url and not is_path else (_default_name(root), root)
+    if not url or is_path:
+        return _default_name(root), root
+    return name, url
 
 
 def _default_name(url: str) -> str:
-    """Return the last part of the path, without the extension of a format."""
     path = url if "://" in url else str(Path(url).expanduser().absolute())
     name = PurePosixPath(path).name
     return _ENDINGS.sub("", name, count=1)

@@ -26,7 +26,6 @@ LEVELS: Final = range(3)
 TAG: Final = "positive"
 """The first state of the repository."""
 BRIGHT: Final = 100
-CELL_STEPS: Final = (2, 4)
 CELL_SHARDING: Final = {
     "@type": "neuroglancer_uint64_sharded_v1",
     "preshift_bits": 3,
@@ -132,7 +131,7 @@ def _put_nested(path: Path) -> None:
 def _put_cells(path: Path) -> None:
     import tensorstore  # noqa: PLC0415 - an extra
 
-    for step in CELL_STEPS:
+    for step in (2, 4):
         values = _cells(step)
         spec = {
             "driver": "neuroglancer_precomputed",

@@ -11,11 +11,8 @@ An object that does not exist is a value, not an error.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from shardgate.model import Fixed, ObjectRef, UnmodifiedSince, Version
-
-_MOST_NAMED: Final = 3
 
 
 def install_command(extra: str) -> str:
@@ -157,8 +154,8 @@ class CommitConflictError(ShardgateError):
         self, expected_parent: str, actual_parent: str, conflicts: Sequence[Mapping[str, object]]
     ) -> None:
         found = f"the branch is at {actual_parent}, no longer at {expected_parent}"
-        first = ", ".join(f"{each['kind']} at {each['path']}" for each in conflicts[:_MOST_NAMED])
-        more = " and more" if len(conflicts) > _MOST_NAMED else ""
+        first = ", ".join(f"{each['kind']} at {each['path']}" for each in conflicts[:3])
+        more = " and more" if conflicts[3:] else ""
         super().__init__(f"{found}, and this does not go together: {first}{more}")
         self.expected_parent = expected_parent
         self.actual_parent = actual_parent

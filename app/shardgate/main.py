@@ -2,12 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +14,7 @@ from shardgate.api.sessions import build_commits, build_sessions
 from shardgate.api.token_routes import build_tokens
 from shardgate.auth.access import Datasets, ServedDataset
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
-from shardgate.auth.login_sessions import LoginTokens, caller_of_page
+from shardgate.auth.logins import LoginTokens, caller_of_page
 from shardgate.auth.oidc import Issuers
 from shardgate.auth.oidc_client import OidcClient
 from shardgate.auth.sigv4 import Signatures
@@ -144,16 +139,16 @@ def create_app(
         explain=explain_to_s3(explain),
         limiter=_build_limiter(settings),
     )
+    server = settings.server
     app = InstrumentedApp(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
         shared.metrics.requests,
         access_log=access_log,
         tracing=tracing,
-        proxies=settings.server.trusted_proxies,
+        proxies=server.trusted_proxies,
         unobserved=(SHARDS,),  # which balancers request before each request that they forward
     )
-    server = settings.server
     prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
     return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
 
@@ -165,18 +160,17 @@ def _build_api(
     routes: Sequence[APIRouter],
     explain: Explain,
 ) -> FastAPI:
-    resolver, login = shared.resolver, shared.settings.login
+    resolver = shared.resolver
+    login = shared.settings.login
     encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
     previews = Previews(resolver, encoded, worker_command())
     links = ViewerLinks(resolver, previews, login.viewers)
-    pictures = build_pictures(datasets, previews, links)
-    start_page = StartPage(datasets, overviews, login)
     api = build_api(
         datasets,
         resolver,
         shared.metrics,
-        [pictures, *routes],
-        start_page=start_page,
+        [build_pictures(datasets, previews, links), *routes],
+        start_page=StartPage(datasets, overviews, login),
         explain=explain,
     )
     add_viewer(api)
@@ -188,12 +182,7 @@ def _build_reading(
 ) -> ReadPlane:
     pages = DatasetPages(shared.resolver, shared.settings.login)
     return ReadPlane(
-        datasets,
-        authenticator,
-        shared.resolver,
-        shared.sessions,
-        cors=cors,
-        send_page=pages.send,
+        datasets, authenticator, shared.resolver, shared.sessions, cors=cors, send_page=pages.send
     )
 
 
@@ -243,8 +232,12 @@ def _build_shared(
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    formats, on_event = session_formats(limits), metrics.on_session
-    shared = Shared(
+    sessions = Sessions(
+        stores, fetch, stores.volatile, session_formats(limits), on_event=metrics.on_session
+    )
+    metrics.caches.watch_budget("bodies", budget)
+    metrics.caches.watch_budget("decoding", decoding)
+    return Shared(
         settings,
         metrics,
         stores,
@@ -254,11 +247,8 @@ def _build_shared(
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
         rewriting=decoding.share(decoding.max_bytes // 4),
-        sessions=Sessions(stores, fetch, stores.volatile, formats, on_event=on_event),
+        sessions=sessions,
     )
-    metrics.caches.watch_budget("bodies", budget)
-    metrics.caches.watch_budget("decoding", decoding)
-    return shared
 
 
 def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
@@ -274,7 +264,8 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
 
 def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader) -> _Access:
     settings = shared.settings
-    issuers, login = Issuers(settings.issuers), settings.login
+    login = settings.login
+    issuers = Issuers(settings.issuers)
     hosts = Hosts(settings.server.host, settings.server.hosts)
     signatures = Signatures(settings.callers)
     records = _open_records(settings, shared.stores)
@@ -282,19 +273,19 @@ def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader)
     identify: list[Identify] = [mint.identify]
     routes: list[APIRouter] = [build_tokens(mint, bodies)]
     opened: list[AbstractAsyncContextManager[object]] = [aclosing(issuers), aclosing(records)]
-    find_session = None
+    find_login = None
     if login.issuer is not None:
-        sessions = LoginTokens(settings, datasets, records)
+        logins = LoginTokens(settings, datasets, records)
         flow = OidcClient(issuers.by_name[login.issuer], login)
-        identify.append(sessions.identify)
-        routes.append(build_token_page(sessions, mint, bodies))
+        identify.append(logins.identify)
+        routes.append(build_token_page(logins, mint, bodies))
         proxies = settings.server.trusted_proxies
-        routes.append(build_login(flow, sessions, login.viewers))
-        routes.append(build_command_login(flow, sessions, bodies, proxies))
+        routes.append(build_login(flow, logins, login.viewers))
+        routes.append(build_command_login(flow, logins, bodies, proxies))
         opened.append(aclosing(flow))
-        find_session = partial(caller_of_page, sessions)
+        find_login = partial(caller_of_page, logins)
     tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
-    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_session)
+    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_login)
     records.on_end = authenticator.forget
     return _Access(authenticator, routes, opened)
 
@@ -327,7 +318,9 @@ def _build_routes(
 def _build_writing(
     shared: Shared, datasets: Datasets, rewrites: Rewrites, authenticator: Authenticator
 ) -> WritePlane:
-    limits, stores, sessions = shared.settings.limits, shared.stores, shared.sessions
+    limits = shared.settings.limits
+    stores = shared.stores
+    sessions = shared.sessions
     objects = PassthroughWriter(
         stores,
         shared.fetch,

@@ -216,8 +216,8 @@ class Stored(NamedTuple):
     @property
     def etag(self) -> ETag:
         """ETag of these bytes: that of the object with the range."""
-        _, (start, stop), version = self
-        return ETag(f'{etag_of(version)[:-1]}-{start:x}-{stop - start:x}"')
+        start, stop = self.byte_range
+        return ETag(f'{etag_of(self.version)[:-1]}-{start:x}-{stop - start:x}"')
 
 
 class Part(NamedTuple):

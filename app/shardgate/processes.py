@@ -1,6 +1,7 @@
 """Listening: one uvicorn process, or several that share a socket."""
 
 import ctypes
+import errno
 import functools
 import gc
 import logging
@@ -27,26 +28,10 @@ from shardgate.server.asgi import AsgiApp
 from shardgate.server.protocol import GatewayProtocol
 from shardgate.settings import ServerSettings, Settings
 
-BACKLOG: Final = 2048
-"""Connections that wait to be accepted; one page of a viewer opens more than a hundred."""
 STOP_S: Final = 20
 """Longest wait for responses in progress after SIGTERM."""
-START_S: Final = 60.0
-"""Longest wait for the start of one of several processes, before signals are handled."""
-_LOOK_S: Final = 1.0
-"""Longest wait for a late start, each time that all processes are looked at."""
-_ALIVE_S: Final = 20
-"""Longest silence of one of several processes, in which signals wait too: with uvicorn's 5 s, one
-that replaces another on a busy machine was ended before it had imported all, again and again.
-"""
 _NOT_STARTED: Final = "the service did not start; the log says why"
 _MOST_FILES: Final = 65_536
-_YOUNG_OBJECTS: Final = 5_000
-_M_MMAP_THRESHOLD: Final = -3
-_MMAP_BYTES: Final = 256 * 1024
-_M_TRIM_THRESHOLD: Final = -1
-_TRIM_BYTES: Final = 4 * 1024**2
-
 _log: Final = logging.getLogger(__name__)
 
 type Announce = Callable[[str], None]
@@ -66,10 +51,7 @@ def run(settings: Settings, announce: Announce) -> None:
     announce_url = functools.partial(announce, _url(settings.server.host, listener))
     is_private = not all(dataset.is_public for dataset in settings.datasets.values())
     config = configure(
-        functools.partial(make_app, settings),
-        settings.server,
-        factory=True,
-        is_private=is_private,
+        functools.partial(make_app, settings), settings.server, factory=True, is_private=is_private
     )
     for warning in exposures(settings):
         _log.warning(warning)
@@ -96,20 +78,18 @@ def make_app(settings: Settings) -> AsgiApp:
 
 
 def tune_memory[T](app: T) -> T:
-    """Tune the garbage collector and the allocator, once *app* is built; return *app*.
-
-    Walking the objects of the start-up stopped all responses for 90 ms, twice a second under load:
-    they are frozen. Collections of the young generation took 4 % of the time: they are rarer.
-    Freed blocks as large as an index go back to the system, as fragmentation cost half as much
-    memory as the cache. Smaller ones are kept, which saves 12 µs per body.
-    """
+    """Tune the garbage collector and the allocator, once *app* is built; return *app*."""
+    # Under load, walking the objects of the start-up stopped responses for 90 ms twice a second.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS)
+    # With Python's threshold, collections of the young generation took 4 % of the time.
+    gc.set_threshold(5_000)
     with suppress(OSError, AttributeError):  # a C library other than GNU's
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        # Freed blocks as large as an index go back to the system: fragmentation cost half as much
+        # memory as the cache. Smaller ones are kept, which saves 12 µs per body.
+        libc.mallopt(-3, 256 * 1024)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 4 * 1024**2)  # M_TRIM_THRESHOLD
     return app
 
 
@@ -139,13 +119,13 @@ class _Supervisor(Multiprocess):
 
     def init_processes(self) -> None:
         super().init_processes()
-        self._announce_once(START_S)
+        self._announce_once(60.0)  # signals are not handled before
 
     def keep_subprocess_alive(self) -> None:
         """Replace processes that have ended; on a busy machine others may be ready only now."""
         super().keep_subprocess_alive()
         if not self._is_announced:
-            self._announce_once(_LOOK_S)
+            self._announce_once(1.0)
 
     def _announce_once(self, within_s: float) -> None:
         if all(process.wait_until_ready(within_s, self.should_exit) for process in self.processes):
@@ -177,7 +157,7 @@ def configure(
         http=GatewayProtocol,
         ws="none",
         workers=settings.workers,
-        backlog=BACKLOG,
+        backlog=2048,  # one page of a viewer opens more than a hundred connections
         log_config=logging_config(settings, is_private=is_private),
         access_log=False,
         headers=[("X-Content-Type-Options", "nosniff")],
@@ -185,12 +165,14 @@ def configure(
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type] # a float will do
         timeout_graceful_shutdown=STOP_S,
-        timeout_worker_healthcheck=_ALIVE_S,
+        # With uvicorn's 5 s, a process that replaced another one on a busy machine was ended before
+        # it had imported all, again and again. Signals wait as long.
+        timeout_worker_healthcheck=20,
     )
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files, since each connection is one."""
+    # Each connection is an open file.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -203,11 +185,14 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
+        # A restart need not wait for the last connections of the process before.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.set_inheritable(True)
+        hint = "; --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        reason = f"{error.strerror}{hint}"
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
+    listener.set_inheritable(True)  # several processes accept its connections
     return listener
 
 

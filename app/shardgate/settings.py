@@ -41,8 +41,7 @@ CLAIM_RULES: Final = (GROUP, EMAIL)
 """Beginnings of the part of a rule after ``ISSUER:`` that name the claim it is about."""
 Validator = Literal["etag", "last-modified"]
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_LONGEST_PREFIX: Final = 200
-"""Names of cookies have it in them."""
+_LONGEST_PREFIX: Final = 200  # names of cookies have it in them
 _SHORTEST_SECRET: Final = 32
 
 type TextCheck = Callable[[str], str]
@@ -76,8 +75,7 @@ inner_url: Final = matches(
     "is not the https:// URL of a server, nor that of an inner one such as http://keycloak:8080",
 )
 """Check of what only this service asks for; it may also have the name of a container or service."""
-_NO_USUAL_PORT: Final = r"(?!https:.*:443\Z|http:.*:80\Z)"
-"""Browsers leave out the usual port."""
+_NO_USUAL_PORT: Final = r"(?!https:.*:443\Z|http:.*:80\Z)"  # browsers leave out the usual port
 origin: Final = matches(
     rf"\*|null|{_NO_USUAL_PORT}[a-z][a-z0-9+.-]*://[^/@\s]+",
     "is no origin such as https://viewer.example (without :443)",
@@ -434,6 +432,7 @@ class DatasetSettings(Section):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         scheme = self.url.partition("://")[0]
+        # The default is private where it has to be.
         directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
         is_kept_apart = bool(directives & {"private", "no-store"}) and "public" not in directives
         schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)

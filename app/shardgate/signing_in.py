@@ -27,12 +27,7 @@ from shardgate.auth.oidc_client import DeviceAuthorization, challenge_of
 from shardgate.errors import ConfigurationError, ForbiddenError
 from shardgate.settings import issuer_url
 
-_WAIT_S: Final = 600.0
-"""Longest wait for the browser."""
-_LEFT_S: Final = 60.0
-"""Shortest remaining validity with which a kept token is used."""
-_TOKEN: Final = re.compile("[A-Za-z0-9._~+/-]+=*")
-"""A bearer token (RFC 6750 §2.1): it is printed as a part of a header."""
+# Statuses after which the token may be asked for once more.
 _WAITING: Final = (
     HTTPStatus.ACCEPTED,
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -40,13 +35,8 @@ _WAITING: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-"""Statuses after which the token may be asked for once more."""
+# Longer time between requests, if the issuer or the network asks for it (RFC 8628 §3.5).
 _SLOWER_S: Final = 5
-"""Longer time between requests, if the issuer or the network asks for it (RFC 8628 §3.5)."""
-_OTHER_SIGN_IN: Final = (
-    "This is not the sign-in that was begun here. Open the address that the command prints."
-)
-_PAGE: Final = "<!doctype html><meta charset=utf-8><title>Shardgate</title><p>"
 
 
 class KeptToken(NamedTuple):
@@ -57,8 +47,8 @@ class KeptToken(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Return whether it can be used for some time."""
-        return datetime.fromisoformat(self.expires_at).timestamp() > time.time() + _LEFT_S
+        """Return whether it can be used for another minute."""
+        return datetime.fromisoformat(self.expires_at).timestamp() > time.time() + 60
 
 
 class TokenFile:
@@ -154,11 +144,12 @@ def _sign_in_on_device(
         begun = DeviceAuthorization.model_validate_json(response.content)
     except ValidationError:
         raise ForbiddenError("the service sent no code for another device") from None
-    page, interval_s = begun.verification_uri_complete, begun.interval
+    page = begun.verification_uri_complete
     action = "enter" if page is None else "check that it shows"
     address = page or begun.verification_uri
     tell(f"Open this address in a browser, and {action} the code {begun.user_code}:\n{address}")
     body = {"device_code": begun.device_code}
+    interval_s = begun.interval
     until = time.monotonic() + begun.expires_in
     while time.monotonic() < until:
         pause(max(interval_s, 1))
@@ -186,10 +177,13 @@ def long_lines() -> Generator[None]:
     if not os.isatty(descriptor):
         yield
         return
-    before, now = termios.tcgetattr(descriptor), termios.tcgetattr(descriptor)
-    now[3] &= ~termios.ICANON
-    now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
-    termios.tcsetattr(descriptor, termios.TCSANOW, now)
+    before = termios.tcgetattr(descriptor)
+    unedited = termios.tcgetattr(descriptor)
+    unedited[3] &= ~termios.ICANON  # modes of the line
+    characters = unedited[6]
+    characters[termios.VMIN] = 1  # a read waits for one byte, however long
+    characters[termios.VTIME] = 0
+    termios.tcsetattr(descriptor, termios.TCSANOW, unedited)
     try:
         yield
     finally:
@@ -204,7 +198,6 @@ def is_accepted(url: str, token: KeptToken) -> bool:
 
 
 def _open_client(url: str) -> httpx.Client:
-    """Open a client of the service at *url*. Raises: `ConfigurationError`."""
     try:
         base_url = httpx.URL(f"{issuer_url(url).rstrip('/')}/")
     except (ValueError, httpx.InvalidURL) as error:
@@ -218,7 +211,8 @@ def _token_in(response: httpx.Response) -> KeptToken:
         with suppress(LookupError, TypeError, ValueError):
             document = response.json()
             token = KeptToken(str(document["token"]), str(document["expires_at"]))
-            if _TOKEN.fullmatch(token.token):
+            # It is printed as a part of a header (RFC 6750 §2.1).
+            if re.fullmatch("[A-Za-z0-9._~+/-]+=*", token.token):
                 return token
         raise ForbiddenError("the service sent no bearer token")
     raise ForbiddenError(_reason(response))
@@ -241,26 +235,32 @@ def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_Listener"
-    timeout = 10
+    timeout = 10  # browsers open connections in advance, and may send nothing
 
     def do_GET(self) -> None:
         """Redeem the code that the browser brings; other requests do not end the wait."""
         code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
-        status, text = HTTPStatus.BAD_REQUEST, _OTHER_SIGN_IN
+        status = HTTPStatus.BAD_REQUEST
+        text = (
+            "This is not the sign-in that was begun here. Open the address that the command prints."
+        )
         if code:
             try:
                 self.server.token = self.server.redeem(code)
-                status, text = HTTPStatus.OK, "You are signed in. This window may be closed."
             except ForbiddenError:
-                pass
+                pass  # any page of the browser can bring a code
             except ConfigurationError:
                 text = "The service cannot be reached. Load this page again."
+            else:
+                status = HTTPStatus.OK
+                text = "You are signed in. This window may be closed."
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
         self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
-        self.wfile.write(f"{_PAGE}{text}</p>".encode())
+        head = "<!doctype html><meta charset=utf-8><title>Shardgate</title>"
+        self.wfile.write(f"{head}<p>{text}</p>".encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
         """Log nothing: requests hold codes."""
@@ -276,7 +276,7 @@ class _Listener(HTTPServer):
 
     def wait(self) -> KeptToken:
         """Return the token. Raises: `ForbiddenError` if the browser takes too long."""
-        until = time.monotonic() + _WAIT_S
+        until = time.monotonic() + 600
         while self.token is None:
             self.timeout = until - time.monotonic()
             if self.timeout <= 0:

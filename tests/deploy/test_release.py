@@ -17,8 +17,8 @@ WORKFLOWS: Final = sorted(ROOT.glob(".github/workflows/*.yml"))
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_are_valid(workflow: Path) -> None:
     """A workflow has the form that GitHub's schema gives."""
-    checker = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    command = [*checker, "vendor.github-workflows", workflow]
+    schema = ("--builtin-schema", "vendor.github-workflows")
+    command = [sys.executable, "-m", "check_jsonschema", *schema, str(workflow)]
 
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
 

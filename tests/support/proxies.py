@@ -35,7 +35,7 @@ http {{
     }}
 }}
 """
-_DOCUMENT: Final = (Path(__file__).parents[2] / "docs/operating.md").read_text("utf-8")
+_DOCUMENT: Final = (Path(__file__).parents[2] / "docs/running.md").read_text("utf-8")
 _GATEWAY: Final = "http://127.0.0.1:8000"
 _TOLD: Final = f"proxy_set_header X-Forwarded-Prefix {PREFIX};"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import icechunk
 import pytest
 import trustme
 from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, ViewportSize
@@ -18,7 +19,7 @@ from pydantic import SecretStr
 from zarr.storage import LocalStore
 
 from shardgate.auth.access import Datasets
-from shardgate.auth.login_sessions import VIEWER, LoginTokens
+from shardgate.auth.logins import VIEWER, LoginTokens
 from shardgate.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.settings import (
@@ -102,16 +103,24 @@ def _answers(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def settings(viewer: str, provider: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Write an array that the lab may read."""
+    """Write an array that the lab may read, and the same into a repository."""
     folder = tmp_path_factory.mktemp("private")
     write(LocalStore(folder), VALUES)
+    place = str(tmp_path_factory.mktemp("repository"))
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(place))
+    session = repository.writable_session("main")
+    write(session.store, VALUES)
+    session.commit("stripes")
     return Settings(
         issuers={"sso": IssuerSettings(url=provider, audience="shardgate")},
         login=LoginSettings(
             issuer="sso", client_id="a", client_secret=SecretStr("b"), viewers=(viewer,)
         ),
         tokens=TokenSettings(secret=_SECRET),
-        datasets={"private": DatasetSettings(url=str(folder), read=("sso:lab",))},
+        datasets={
+            "private": DatasetSettings(url=str(folder), read=("sso:lab",)),
+            "repository": DatasetSettings(url=place, read=("sso:lab",)),
+        },
     )
 
 
@@ -159,12 +168,14 @@ def context(browser: Browser) -> Generator[BrowserContext]:
         yield context
 
 
-def open_viewer(context: BrowserContext, viewer: str, service: str) -> Page:
-    """Open the private array in the viewer."""
+def open_viewer(
+    context: BrowserContext, viewer: str, service: str, path: str = "private/sharded"
+) -> Page:
+    """Open the private array at *path* in the viewer."""
     page = context.new_page()
     page.goto(viewer)
     page.wait_for_function("window.viewer")
-    page.evaluate(RESTORE, state(f"middleauth+{service}/private/sharded"))
+    page.evaluate(RESTORE, state(f"middleauth+{service}/{path}"))
     return page
 
 
@@ -213,6 +224,16 @@ def test_person_signs_in_once_and_after_the_token_has_expired(
     later = open_viewer(context, viewer, service)
     sign_in(later, "ada")
     demand_picture(later)
+
+
+def test_person_who_signs_in_sees_a_branch_of_a_repository(
+    context: BrowserContext, viewer: str, service: str
+) -> None:
+    """Somebody signs in, and sees an array in a branch of a private Icechunk repository."""
+    page = open_viewer(context, viewer, service, "repository/@branch.main/sharded")
+    sign_in(page, "ada")
+
+    demand_picture(page)
 
 
 def test_person_without_rights_signs_in_as_another(

@@ -31,10 +31,6 @@ from shardgate.server.request import Headers
 from shardgate.server.responses import ALLOW, Explain, csp_digest
 from shardgate.survey.inspect import DamageReport, inspect_page
 
-_AT_ONCE: Final = 64
-"""Datasets that are looked at concurrently."""
-_LOOK_S: Final = 1.0
-"""Longest look at all datasets, for a list of them."""
 _ABOUT: Final = """Control plane: datasets, Icechunk repositories, sessions and tokens. Data are at:
 
 - `GET /{dataset}/{key}` reads a chunk or an object; `PUT` and `DELETE` write it where the dataset \
@@ -123,8 +119,6 @@ def _add_datasets(
     resolver: Resolver,
     start_page: Callable[[Request], Awaitable[Response]],
 ) -> None:
-    """Add ``/`` and ``/api/datasets``."""
-
     @app.get("/", include_in_schema=False)
     async def start(request: Request) -> Response:
         if request.scope["responder"].request.accepts_html:
@@ -160,8 +154,6 @@ def _add_datasets(
 
 
 def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
-    """Add ``/healthz``, ``/readyz`` and ``/metrics``."""
-
     @app.get("/healthz")
     async def is_alive() -> dict[str, str]:
         """Answer while the process runs."""
@@ -187,8 +179,6 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
 
 
 def _add_docs(app: FastAPI) -> None:
-    """Serve Swagger UI at ``/docs``, with its files, which no other server has to provide."""
-
     @app.get("/docs", include_in_schema=False)
     async def show_docs() -> HTMLResponse:
         page = get_swagger_ui_html(
@@ -198,6 +188,7 @@ def _add_docs(app: FastAPI) -> None:
             swagger_css_url="./docs/swagger-ui.css",
             swagger_favicon_url="data:,",
         )
+        # The page has one script in line, whose digest permits it.
         script = bytes(page.body).decode().partition("<script>")[2].partition("</script>")[0]
         page.headers["content-security-policy"] = (
             f"default-src 'none'; script-src 'self' '{csp_digest(script)}'; connect-src 'self'; "
@@ -206,6 +197,7 @@ def _add_docs(app: FastAPI) -> None:
         )
         return page
 
+    # With its own files the page works where no other server can be reached.
     app.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
 
 
@@ -221,18 +213,18 @@ async def _summaries(
             read_only.add(dataset.name)
 
     with suppress(TimeoutError):  # the others count as writable
-        async with asyncio.timeout(_LOOK_S):
+        async with asyncio.timeout(1.0):  # a list is to come at once, whatever the stores do
             allowed = [each for each in readable if may_write(caller, each)]
-            await bounded_gather(look, allowed, limit=_AT_ONCE)
+            await bounded_gather(look, allowed, limit=64)
     return [_summary(each, request, is_read_only=each.name in read_only) for each in readable]
 
 
 def _summary(dataset: ServedDataset, request: Request, *, is_read_only: bool) -> DatasetSummary:
     """Describe *dataset* for the caller, whose path keeps the token of the request."""
-    token, root_path = request.scope["token"], quote(request.scope["root_path"])
+    base_path = request.scope["responder"].request.base_path
     return DatasetSummary(
         name=dataset.name,
-        path=f"{root_path}{f'/~{token}' if token else ''}/{quote(dataset.name)}/",
+        path=f"{base_path}/{quote(dataset.name)}/",
         format=dataset.format,
         writable=may_write(request.scope["caller"], dataset) and not is_read_only,
     )
@@ -271,11 +263,11 @@ def _error_handler(explain: Explain) -> Callable[[Request, Exception], Awaitable
             case ShardgateError():
                 status = status_of(error)
                 log_failure(status, error)
-                extra = None
+                extra: dict[str, str] = {}
                 if status is HTTPStatus.METHOD_NOT_ALLOWED:
-                    extra = {"Allow": ALLOW.decode()}
+                    extra["Allow"] = ALLOW.decode()
                 if isinstance(error, TooManyRequestsError):
-                    extra = {"retry-after": str(error.wait_s)}
+                    extra["retry-after"] = str(error.wait_s)
                 members = extension_members(error)
                 return await respond(request, Failure(status, str(error), error, members), extra)
             case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):

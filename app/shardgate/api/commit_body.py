@@ -27,10 +27,9 @@ from shardgate.formats.icechunk.snapshot import is_node_path
 from shardgate.server.body import RequestDocument, first_fault
 
 JSON_LINES: Final = "application/x-ndjson"
+# Longest JSON text of a commit: no other thread runs while it is parsed.
 _MAX_JSON_NBYTES: Final = 2 * 1024**2
-"""Longest JSON text of a commit: no other thread runs while it is parsed."""
 _MAX_DIMENSIONS: Final = 64
-_U32_STOP: Final = 2**32
 _STOP: Final = 2**63
 _COLUMNS: Final = {
     "coords": "coords",
@@ -118,7 +117,8 @@ def parse_commit_lines(body: bytes) -> tuple[DirectCommitOptions, list[Edit]]:
     """Parse the body of a commit that has its options in the first line, and a change in each
     further line. Raises: `TooLargeError`, `BadBodyError`, with the number of the line.
     """
-    options, edits = None, list[Edit]()
+    options = None
+    edits: list[Edit] = []
     for number, line in enumerate(BytesIO(body), 1):
         where = f"line {number}"
         if len(line) > _MAX_JSON_NBYTES:
@@ -187,7 +187,8 @@ class ChunkColumns(BaseModel, extra="forbid", strict=True):
         return Payloads.of_columns(kind, count, chunk_ids=ids, start=start, length=length)
 
     def _virtuals(self, count: int) -> Payloads:
-        etags, modified = _map(_etag, self.etags), _map(_moment, self.last_modified)
+        etags = _map(_etag, self.etags)
+        modified = _map(_moment, self.last_modified)
         if any(etag and time for etag, time in zip(etags, modified, strict=False)):
             raise BadBodyError("a chunk has both etag and last_modified")
         start, length = self._ranges()
@@ -203,9 +204,10 @@ class ChunkColumns(BaseModel, extra="forbid", strict=True):
 
     def _ranges(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return where byte ranges start, and their lengths."""
+        # All ranges start at 0 if there are no offsets.
         start = np.array([each or 0 for each in self.offsets] or 0, np.uint64)
         length = np.array(self.lengths, np.uint64)
-        if (start + length >= _STOP).any():
+        if (start + length >= _STOP).any():  # both are below 2^63: the sum does not overflow
             raise BadBodyError("a chunk ends past 2^63")
         return start, length
 
@@ -243,7 +245,7 @@ class _PutNodeItem(BaseModel, extra="forbid", strict=True):
         node_type = self.metadata.get("node_type")
         if node_type not in ("array", "group"):
             raise BadBodyError("metadata.node_type is array or group")
-        # orjson writes 254 levels of the 1,024 that it reads
+        # orjson reads 1,024 levels, but writes only 254.
         text = json.dumps(self.metadata, separators=(",", ":"))
         return PutNode(self.path, text.encode(), node_type == "array")
 
@@ -291,6 +293,7 @@ def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:
     """Read chunks that are objects; those of one kind follow one another."""
     if not {dict}.issuperset(map(type, entries)):
         raise BadBodyError("chunks is a list of objects")
+    # A million chunks have few combinations of members.
     shapes = set(map(tuple, entries))
     for shape in shapes:
         if not {"coords"} <= set(shape) <= _COLUMNS.keys() or sum(map(shape.count, _KINDS)) != 1:
@@ -364,8 +367,9 @@ def _moment(text: str | None) -> int:
         return 0
     try:
         moment = datetime.fromisoformat(text)
+        epoch_s = ceil(moment.timestamp()) if moment.tzinfo is not None else 0
     except ValueError:
-        moment = datetime.min  # noqa: DTZ901  refused below
-    if moment.tzinfo is None or not 0 < (epoch_s := ceil(moment.timestamp())) < _U32_STOP:
+        epoch_s = 0
+    if not 0 < epoch_s < 2**32:  # manifests have 32 bits for it
         raise BadBodyError(f"{text[:80]!r} is no time such as 2026-01-31T12:00:00Z")
     return epoch_s

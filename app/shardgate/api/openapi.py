@@ -74,8 +74,5 @@ class AsciiJson(JSONResponse):
 def new_router(prefix: str, tag: str) -> APIRouter:
     """Return a router for `routes.extend`; `include_router` would parse each signature again."""
     return APIRouter(
-        prefix=prefix,
-        tags=[tag],
-        responses=dict(DEFAULT),
-        default_response_class=AsciiJson,
+        prefix=prefix, tags=[tag], responses=dict(DEFAULT), default_response_class=AsciiJson
     )

@@ -31,8 +31,6 @@ from shardgate.server.request import check_key
 
 _DATASETS: Final = "/api/datasets"
 _TAG: Final = "Icechunk repositories"
-_SLASHES_BEFORE_NAME: Final = 5
-"""As in ``/api/datasets/DATASET/branches/NAME``."""
 
 
 class NewRepository(RequestDocument):
@@ -102,9 +100,10 @@ _SPELLED: Final = (
     "Spelled as in keys: `@branch.NAME`, `@tag.NAME`, `@SNAPSHOTID`. A name without `@` is that of "
     "a branch or, if there is none, the id of a snapshot."
 )
-_WHERE: Final = "Path of the repository in the dataset, if that holds several."
 
-type RepositoryPath = Annotated[str, Query(description=_WHERE)]
+type RepositoryPath = Annotated[
+    str, Query(description="Path of the repository in the dataset, if that holds several.")
+]
 type OpenRepository = Callable[..., Awaitable[OpenedRepository]]
 type _After = Annotated[str | None, Query(description="`next` of the previous page.")]
 type _Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -130,8 +129,8 @@ def _ref_name(
     request: Request,
     name: Annotated[str, Path(description="Percent-encoded.")],  # noqa: ARG001 - lacks a newline at its end
 ) -> str:
-    """Decode the last part of the raw path: names may contain slashes."""
-    spelled = request.scope["raw_path"].split(b"/", _SLASHES_BEFORE_NAME)[-1]
+    # The path is /api/datasets/DATASET/branches/NAME, and names may have escaped slashes.
+    spelled = request.scope["raw_path"].split(b"/", 5)[-1]
     try:
         return unquote(spelled.decode("ascii"), errors="strict")
     except UnicodeDecodeError:
@@ -253,6 +252,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
 
 
 async def _answer(page: BaseModel) -> Response:
+    # In a thread: a page has up to 1,000 items.
     return Response(await asyncio.to_thread(to_json, page), media_type="application/json")
 
 

@@ -37,12 +37,6 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import RequestBodyReader, RequestDocument
 
-_MAX_COMMIT_NBYTES: Final = 64 * 1024**2
-_MEMORY_PER_BYTE: Final = 16
-"""Bytes of memory per byte of a body while it is decoded."""
-_SHORT_NBYTES: Final = 16 * 1024
-"""A body that is parsed in about a millisecond."""
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _LINES_SCHEMA: Final = {"type": "string", "description": "Options, then a change in each line."}
 _OF_COMMIT: Final = "Makes a retry safe: of requests with one key only the first commits."
 _OF_SESSION: Final = "Makes a retry safe: a session committed with another key is a conflict."
@@ -227,15 +221,15 @@ def _add_commit(
         """
         key = parse_key(idempotency_key)
         async with (
-            bodies.read_body(request, _MAX_COMMIT_NBYTES) as body,
-            decoded.room(_MEMORY_PER_BYTE * len(body)),
+            bodies.read_body(request, 64 * 1024**2) as body,
+            decoded.room(16 * len(body)),  # decoded, a body takes up to so much memory
         ):
             is_in_lines = request.headers.get("content-type", "").lower().startswith(JSON_LINES)
             parse = parse_commit_lines if is_in_lines else parse_commit
-            is_long = len(body) > _SHORT_NBYTES
+            is_long = len(body) > 16 * 1024  # shorter ones are parsed in about a millisecond
             options, edits = await run_in_thread(parse, body, is_long=is_long)
             write_id = WriteId(f"once-{secrets.token_hex(16)}")
-            if key is not None:
+            if key is not None:  # with another body, the same key is a conflict
                 hash_body = partial(blake2b, body, digest_size=16)
                 digest = await run_in_thread(hash_body, is_long=is_large(len(body)))
                 write_id = WriteId(key, digest.hexdigest())
@@ -249,7 +243,7 @@ def parse_key(key: str | None) -> str | None:
     """Derive the id of a write from the header ``Idempotency-Key``. Raises: `BadHeaderError`."""
     if key is None:
         return None
-    if not _KEY.fullmatch(key):
+    if not re.fullmatch(r"[\x21-\x7e]{1,255}", key):
         raise BadHeaderError("Idempotency-Key: expected 1 to 255 ASCII characters without spaces")
     return f"key-{blake2b(key.encode(), digest_size=16).hexdigest()}"
 

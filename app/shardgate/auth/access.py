@@ -69,7 +69,7 @@ def why_read_only(name: str) -> str:
 
 
 class Datasets:
-    """Datasets by name; *watchers* are the rules of those who may see metrics."""
+    """Datasets by name; *watchers* are the rules that let callers see metrics."""
 
     def __init__(
         self, datasets: Mapping[str, ServedDataset], watchers: Collection[str] | None = None
@@ -81,8 +81,9 @@ class Datasets:
             dataset.is_public and (not dataset.is_writable or PUBLIC in dataset.writers)
             for dataset in datasets.values()
         )
-        everybody = (PUBLIC,) if is_all_public else ()
-        self._watchers = frozenset(everybody if watchers is None else watchers)
+        if watchers is None:
+            watchers = (PUBLIC,) if is_all_public else ()
+        self._watchers = frozenset(watchers)
         self.is_all_public = is_all_public and PUBLIC in self._watchers
         """Whether credentials make no difference."""
 

@@ -27,21 +27,10 @@ from shardgate.observability.metrics import note_caller
 from shardgate.server.request import Request, token_in
 from shardgate.settings import PUBLIC, RESERVED, SIGN_IN, CallerSettings
 
-_READS: Final = ("GET", "HEAD")
-_RESERVED: Final = RESERVED | {""}
-_CACHED_CALLERS: Final = 4096
-_CACHED_S: Final = 1.0
+_CACHED: Final = 4096  # most tokens, and most readers, that are cached
 _BEARER: Final = b"bearer "
-_CACHED_TOKENS: Final = 4096
-_LONGEST_CACHED: Final = 4096
-"""Longest spelling of a token that is cached: percent-encoding spells one token in many ways."""
-_LONGEST_NBYTES: Final = 16 * 1024
-"""Longest token; headers are not longer."""
 _HOST: Final = re.compile(r"(?:\[(.+)\]|([^:]+?)\.?)(?::[0-9]*)?")
-_HOST_NBYTES: Final = 300
-"""Longest ``Host`` that is parsed and cached."""
-_ADDRESS: Final = ""
-"""Stands for all IP addresses in `Hosts`."""
+_ADDRESS: Final = ""  # stands for all IP addresses in `Hosts`
 
 
 class Hosts:
@@ -58,7 +47,8 @@ class Hosts:
 
     def admits(self, host: bytes) -> bool:
         """Return whether the header *host* is a name of the service, with any port."""
-        return self._any or _hostname(host[:_HOST_NBYTES]) in self._names
+        # Names of hosts have up to 253 characters; a longer header would fill the cache.
+        return self._any or _hostname(host[:300]) in self._names
 
 
 @lru_cache(maxsize=1024)
@@ -114,21 +104,23 @@ class BearerTokens:
         known = self._configured(token) or await self._ask_others(token)
         if known is None:
             raise UnauthenticatedError("the token is not known to this service")
-        if len(sent) <= _LONGEST_CACHED:
-            if len(self._cached) >= _CACHED_TOKENS:
-                del self._cached[next(iter(self._cached))]
+        # Percent-encoding spells one token in many ways, the longest of which are not kept.
+        if len(sent) <= 4 * 1024:
+            if len(self._cached) >= _CACHED:
+                del self._cached[next(iter(self._cached))]  # the oldest
             self._cached[sent] = known
         return known.caller
 
     def _configured(self, token: bytes) -> Identity | None:
-        found, digest = None, hashlib.sha256(token).digest()
-        for each, known in self._digests:
+        digest = hashlib.sha256(token).digest()
+        found = None
+        for each, known in self._digests:  # all of them, so that the time does not tell which
             if hmac.compare_digest(each, digest):
                 found = known
         return found
 
     async def _ask_others(self, token: bytes) -> Identity | None:
-        if len(token) > _LONGEST_NBYTES or not token.isascii():
+        if len(token) > 16 * 1024 or not token.isascii():  # headers are not longer
             return None
         for identify in self._others:
             if (known := await identify(token.decode("ascii"))) is not None:
@@ -145,16 +137,16 @@ class Authenticator:
         tokens: BearerTokens,
         signatures: Signatures,
         hosts: Hosts,
-        find_session: Callable[[Request], Awaitable[Caller | None]] | None = None,
+        find_login: Callable[[Request], Awaitable[Caller | None]] | None = None,
     ) -> None:
-        """*find_session* returns the caller of a cookie, for requests without other credentials."""
-        self._find_session = find_session
+        """*find_login* returns the caller of a cookie, for requests without other credentials."""
+        self._find_login = find_login
         self._hosts = hosts
         self._datasets = datasets
         self._tokens = tokens
         self._signatures = signatures
+        # Readers with the end of validity, by dataset, credentials and whether in the path.
         self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
-        """Readers with the end of validity, by dataset, credentials and whether in the path."""
 
     def forget(self) -> None:
         """Identify each caller anew, as a token has ended."""
@@ -166,18 +158,20 @@ class Authenticator:
 
         The dataset is private or does not exist.
         """
-        segment, now = request.segment, time.monotonic()
+        segment = request.segment
+        now = time.monotonic()
         sent = segment or request.headers.get(b"authorization", b"")
-        key = "" if dataset is None else dataset.name, sent, segment is not None
+        name = "" if dataset is None else dataset.name
+        key = (name, sent, segment is not None)
         caller, until = self._readers.get(key, (None, -inf))
         if until <= now:
             known = self._tokens.cached(sent if segment is None else token_in(segment))
             if known is None or not may_read(known.caller, dataset):
                 return None
-            if len(self._readers) >= _CACHED_CALLERS:
+            if len(self._readers) >= _CACHED:
                 self._readers.clear()
             caller = known.caller
-            self._readers[key] = caller, now + min(known.until_s - time.time(), _CACHED_S)
+            self._readers[key] = caller, now + min(known.until_s - time.time(), 1.0)
         if not self._hosts.admits(request.headers.get(b"host", b"")):
             return None
         request.caller = caller
@@ -188,10 +182,11 @@ class Authenticator:
 
         Beside private datasets, an unknown one counts as private.
         """
-        if request.method in _READS and request.name not in SIGN_IN:
+        if request.method in {"GET", "HEAD"} and request.name not in SIGN_IN:
             dataset = self._datasets.get(request.dataset)
             if dataset is None:
-                is_public = request.dataset in _RESERVED or self._datasets.is_all_public
+                is_reserved = request.dataset in RESERVED or not request.dataset
+                is_public = is_reserved or self._datasets.is_all_public
             else:
                 is_public = dataset.is_public
             if is_public:
@@ -207,8 +202,9 @@ class Authenticator:
         """
         caller = cast("Caller | None", request.caller)  # which only this class sets
         if caller is None:
-            is_same = self._datasets.is_all_public
-            caller = NOBODY if is_same else await self._identify(request)
+            # Where everything is public, credentials make no difference.
+            is_public = self._datasets.is_all_public
+            caller = NOBODY if is_public else await self._identify(request)
             request.caller = caller
         note_caller(caller.name)
         return caller
@@ -231,7 +227,7 @@ class Authenticator:
         authorization = request.headers.get(b"authorization", b"")
         if authorization[: len(_BEARER)].lower() == _BEARER:
             return await self._tokens.identify(authorization)
-        path, *others = request.client_paths
+        path, *others = request.client_paths  # the client has signed one of them
         signed = self._signatures.check(request.method, path, request.query, request.fields, others)
         if signed is not None:
             if request.body is not None:
@@ -239,5 +235,5 @@ class Authenticator:
             return signed.caller
         if authorization:
             raise UnauthenticatedError("Authorization is neither a bearer token nor S3's signature")
-        found = None if self._find_session is None else await self._find_session(request)
+        found = None if self._find_login is None else await self._find_login(request)
         return found or NOBODY

@@ -39,12 +39,6 @@ RETRY_S: Final = 60.0
 APART_S: Final = 10.0
 """Shortest time between two reads of them."""
 
-_TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
-"""Types of tokens that are accepted: issuers sign other things as well (RFC 8725 §3.11)."""
-_REQUIRED: Final = ("iss", "aud", "sub", "exp")
-_LONGEST_NAME: Final = 255
-_SPACED: Final = frozenset({"scope", "scp"})
-"""Claims whose values are separated by spaces (RFC 8693 §4.2)."""
 _RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
 _CURVES: Final = {
     "P-256": frozenset({"ES256"}),
@@ -60,8 +54,6 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
     exceptions.ImmatureSignatureError: "is not valid yet",
     exceptions.InvalidAudienceError: "is for another audience",
 }
-_WELL_KNOWN: Final = "/.well-known/"
-_DISCOVERY: Final = f"{_WELL_KNOWN}openid-configuration"
 _MOST_NBYTES: Final = 1024**2
 _ENCRYPTED: Final = "https://"
 _log = logging.getLogger(__name__)
@@ -140,8 +132,9 @@ class Issuers:
         url = claimed["payload"].get("iss")
         issuer = self._by_url.get(url) if isinstance(url, str) else None
         if issuer is None:
-            if fault := next(filter(None, (slash_fault(url, known) for known in self._by_url)), ""):
-                raise UnauthenticatedError(f"the token is of another issuer: {fault}")
+            for known in self._by_url:
+                if fault := slash_fault(url, known):
+                    raise UnauthenticatedError(f"the token is of another issuer: {fault}")
             return None
         claims = await issuer.verify(token, claimed, issuer.settings.audience)
         until_s = min(int(claims["exp"]) + LEEWAY_S, time.time() + IDENTITY_S)
@@ -149,9 +142,12 @@ class Issuers:
 
 
 async def _find_key(keys: "IssuerKeys", header: Mapping[str, Any]) -> VerificationKey:
-    kind, algorithm = header.get("typ", "jwt"), header.get("alg")
-    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+    kind = header.get("typ", "jwt")
+    # Issuers sign other things as well (RFC 8725 §3.11).
+    accepted = {"jwt", "application/jwt", "at+jwt", "application/at+jwt"}
+    if not isinstance(kind, str) or kind.lower() not in accepted:
         raise UnauthenticatedError("the type of the token is not accepted")
+    algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise UnauthenticatedError("the algorithm of the token is not accepted")
     key = await keys.find(header.get("kid"), algorithm)
@@ -167,7 +163,7 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
             token,
             key.key,
             algorithms=sorted(key.algorithms),
-            options={"require": list(_REQUIRED), "enforce_minimum_key_length": True},
+            options={"require": ["iss", "aud", "sub", "exp"], "enforce_minimum_key_length": True},
             audience=audience,
             issuer=issuer_url,
             leeway=LEEWAY_S,
@@ -180,7 +176,8 @@ def _verify(token: str, key: VerificationKey, issuer_url: str, audience: str) ->
         reason = _REASONS.get(type(error), "is malformed")
         raise UnauthenticatedError(f"the token {reason}") from None
     subject: str = claims["sub"]
-    if not (subject.isprintable() and 0 < len(subject) <= _LONGEST_NAME):
+    # OpenID Connect Core §2 bounds the length.
+    if not subject.isprintable() or len(subject) not in range(1, 256):
         raise UnauthenticatedError("the sub of the token cannot be a name")
     return claims
 
@@ -194,8 +191,8 @@ def grants(
 
     A value that is spelled like the latter two fulfils neither: people choose some claims.
     """
-    values = {value for name in names for value in _claim_values(claims, name)}
-    values = {value for value in values if not value.startswith(CLAIM_RULES)}
+    named = {value for name in names for value in _claim_values(claims, name)}
+    values = {value for value in named if not value.startswith(CLAIM_RULES)}
     values |= {f"{GROUP}{value}" for value in _claim_values(claims, "groups")}
     verified = claims.get("email_verified")
     # Some issuers send all claims as text.
@@ -207,7 +204,7 @@ def grants(
 
 def _claim_values(claims: Mapping[str, Any], name: str) -> Iterator[str]:
     match _find_claim(claims, name):
-        case str(text) if name in _SPACED:
+        case str(text) if name in {"scope", "scp"}:  # separated by spaces (RFC 8693 §4.2)
             yield from text.split()
         case str(text):
             yield text
@@ -256,12 +253,14 @@ class Published[T]:
         if self._clock() >= self._stale_at:
             await self.refresh()
         if self._value is None:
-            reason = f"the {self._name} of the issuer cannot be read"
-            raise ConfigurationError(self._fault) if self._fault else IssuerUnavailableError(reason)
+            if self._fault:
+                raise ConfigurationError(self._fault)
+            raise IssuerUnavailableError(f"the {self._name} of the issuer cannot be read")
         return self._value
 
     async def refresh(self) -> None:
         """Read the value, unless it was read less than `APART_S` ago."""
+        # A read under way is joined, however recent the last one was.
         if self._clock() >= self._quiet_until or self._name in self._reads:
             await self._reads.run(self._name, self._read)
 
@@ -299,7 +298,8 @@ class IssuerKeys(Published[Sequence[VerificationKey]]):
         """
         if self._value is None:
             await self.refresh()  # `get` would wait for a minute after a failure
-        if (found := _choose(await self.get(), kid, algorithm)) is None:
+        found = _choose(await self.get(), kid, algorithm)
+        if found is None:  # the issuer may have a new key
             await self.refresh()
             found = _choose(await self.get(), kid, algorithm)
         return found
@@ -357,7 +357,7 @@ async def asking(issuer: str, timeout_s: float) -> AsyncGenerator[None]:
             yield
     except TimeoutError as error:
         raise IssuerUnavailableError(f"{issuer}: does not answer in time") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # also of malformed documents
         raise IssuerUnavailableError(f"{issuer}: {error or type(error).__name__}") from error
 
 
@@ -384,8 +384,8 @@ async def discover(client: httpx.AsyncClient, issuer: IssuerSettings) -> IssuerC
     `ConfigurationError` if that one differs by a slash only.
     """
     url = issuer.discovery_url or issuer.url
-    if issuer.discovery_url is None or _WELL_KNOWN not in url:
-        url = f"{url.rstrip('/')}{_DISCOVERY}"
+    if issuer.discovery_url is None or "/.well-known/" not in url:
+        url = f"{url.rstrip('/')}/.well-known/openid-configuration"
     document: Any = orjson.loads(await _get(client, url))
     found: Mapping[str, Any] = document if isinstance(document, dict) else {}
     if (named := found.get("issuer")) != issuer.url:
@@ -401,10 +401,10 @@ def slash_fault(named: object, url: str) -> str:
     """
     if not isinstance(named, str) or named == url or named.rstrip("/") != url.rstrip("/"):
         return ""
-    found, wrong = ("a", "lacks") if len(named) > len(url) else ("no", "has")
-    return (
-        f"its name {named[:255]!r} has {found} slash at the end, which its url in issuers {wrong}"
-    )
+    name = repr(named[:255])
+    if len(named) > len(url):
+        return f"its name {name} has a slash at the end, which its url in issuers lacks"
+    return f"its name {name} has no slash at the end, which its url in issuers has"
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> bytes:
@@ -446,6 +446,7 @@ def _decode_jwk(jwk: Mapping[str, Any]) -> VerificationKey | None:
     texts = {name: value for name, value in jwk.items() if isinstance(value, str)}
     able = _RSA if texts.get("kty") == "RSA" else _CURVES.get(texts.get("crv", ""), frozenset())
     algorithms = able & {texts["alg"]} if "alg" in texts else able
+    # A published private key, which "d" marks, can be anyone's.
     if not algorithms or texts.get("use", "sig") != "sig" or "d" in jwk:
         return None
     try:

@@ -34,22 +34,11 @@ from shardgate.concurrency import run_in_thread
 from shardgate.errors import ConfigurationError, ForbiddenError, IssuerUnavailableError
 from shardgate.settings import LoginSettings
 
+# Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies.
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-"""Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies."""
-_ERROR: Final = re.compile("[a-z_]{1,64}")
-_CLIENT_ERRORS: Final = range(400, 500)
 CHOOSER: Final = "select_account"
 LOGIN: Final = "login"
 """Values of ``prompt`` with which an issuer asks who signs in (OpenID Connect Core §3.1.2.1)."""
-_WITHOUT_PROMPT: Final = ("login_required", "interaction_required", "account_selection_required")
-"""Errors of issuers that ask people only if told to (OpenID Connect Core §3.1.2.6)."""
-_WITH_CHOOSER: Final = ("access_denied", "server_error", "temporarily_unavailable")
-"""Errors that do not come from `CHOOSER`, which some issuers refuse by any other one."""
-_WAITING: Final = ("authorization_pending", "slow_down")
-"""Errors before the person has signed in on another device (RFC 8628 §3.5)."""
-_DEVICE_CODE: Final = "urn:ietf:params:oauth:grant-type:device_code"
-_SECRET_NBYTES: Final = 32
-_MOST_FINISHED: Final = 4096
 
 
 class Attempt(NamedTuple):
@@ -65,7 +54,7 @@ class Attempt(NamedTuple):
     @staticmethod
     def new() -> "Attempt":
         """Return new secrets."""
-        return Attempt(*(secrets.token_urlsafe(_SECRET_NBYTES) for _ in Attempt._fields))
+        return Attempt(*(secrets.token_urlsafe(32) for _ in Attempt._fields))
 
 
 def challenge_of(verifier: str) -> str:
@@ -74,10 +63,8 @@ def challenge_of(verifier: str) -> str:
 
 
 _Printable = Annotated[str, Field(pattern="^[ -~]{1,2048}$")]
-
-
+# The second name is from drafts of RFC 8628; Google still sends it.
 _VERIFICATION: Final = AliasChoices("verification_uri", "verification_url")
-"""Names of the page, the latter from drafts of RFC 8628, which Google still sends."""
 
 
 class DeviceAuthorization(BaseModel):
@@ -115,10 +102,7 @@ class OidcClient:
     """Signs people in at the issuer of the settings."""
 
     def __init__(
-        self,
-        issuer: Issuer,
-        settings: LoginSettings,
-        clock: Callable[[], float] = time.monotonic,
+        self, issuer: Issuer, settings: LoginSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Sign in at the issuer of *settings*. Raises: `ConfigurationError`."""
         self._client = open_client(TIMEOUT_S)
@@ -126,8 +110,7 @@ class OidcClient:
         self._settings = settings
         self._client_id = settings.client_id or ""
         self._configuration = Published("configuration", self._read_endpoints, clock)
-        self._finished = cachetools.FIFOCache[str, None](_MOST_FINISHED)
-        """States of attempts that are over."""
+        self._finished = cachetools.FIFOCache[str, None](4096)  # states of attempts that are over
 
     async def aclose(self) -> None:
         """End reads in progress, and close the connections."""
@@ -151,7 +134,9 @@ class OidcClient:
             "code_challenge": challenge_of(attempt.verifier),
             "code_challenge_method": "S256",
         }
-        query |= {"prompt": endpoints.chooser if prompt == CHOOSER else prompt} if prompt else {}
+        if prompt:
+            query["prompt"] = endpoints.chooser if prompt == CHOOSER else prompt
+        # The endpoint may have a query of its own, which stays (RFC 6749 §3.1).
         url, _, own_query = endpoints.authorization.partition("?")
         return f"{url}?{urlencode(dict(parse_qsl(own_query)) | query)}"
 
@@ -168,10 +153,11 @@ class OidcClient:
         if attempt.state in self._finished:
             raise ForbiddenError("this sign-in is over; begin again")
         self._finished[attempt.state] = None
-        endpoints, issuer = await self._configuration.get(), self.issuer
+        endpoints = await self._configuration.get()
+        url = self.issuer.settings.url
         sent = answer.get("iss")
-        if sent != issuer.settings.url and (sent is not None or endpoints.sends_iss):
-            fault = slash_fault(sent, issuer.settings.url)
+        if sent != url and (sent is not None or endpoints.sends_iss):
+            fault = slash_fault(sent, url)
             reason = "the answer is not from the issuer that was asked"
             raise ForbiddenError(f"{reason}: {fault}" if fault else reason)
         if "error" in answer or not (code := answer.get("code")):
@@ -206,9 +192,13 @@ class OidcClient:
         Raises: `ForbiddenError`, `UnauthenticatedError`, `IssuerUnavailableError`.
         """
         endpoints = await self._configuration.get()
-        form = {"grant_type": _DEVICE_CODE, "device_code": device_code}
+        form = {
+            "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
+            "device_code": device_code,
+        }
         tokens = await self._post(endpoints.token, form, endpoints)
-        if (error := tokens.get("error")) in _WAITING:
+        error = tokens.get("error")
+        if error in ("authorization_pending", "slow_down"):  # see RFC 8628 §3.5
             return str(error)
         return await self._read_claims(tokens, None, endpoints)
 
@@ -216,7 +206,7 @@ class OidcClient:
         self, tokens: Mapping[str, Any], nonce: str | None, endpoints: _Endpoints
     ) -> Claims:
         """Return the verified claims of an answer with *tokens*; *nonce* is that of the attempt."""
-        token, access_token = tokens.get("id_token"), tokens.get("access_token")
+        token = tokens.get("id_token")
         if not isinstance(token, str):
             raise _refused(tokens, "ID token")
         try:
@@ -227,6 +217,7 @@ class OidcClient:
         self._check(claims, nonce)
         if endpoints.userinfo is None:
             return claims
+        access_token = tokens.get("access_token")
         if not isinstance(access_token, str):
             raise ForbiddenError("the issuer sent no access token for its userinfo endpoint")
         return await self._read_userinfo(endpoints.userinfo, access_token, claims["sub"])
@@ -235,6 +226,7 @@ class OidcClient:
         """Check what ID tokens have beyond other tokens (OpenID Connect Core §3.1.3.7)."""
         if claims.get("nonce") != nonce:
             raise ForbiddenError("the ID token belongs to another sign-in")
+        # A token for several services must say by `azp` which one it was issued to.
         has_several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
         if claims.get("azp", None if has_several else self._client_id) != self._client_id:
             raise ForbiddenError("the ID token was issued to another service")
@@ -245,12 +237,15 @@ class OidcClient:
         """Send a *form* with the credentials of the client; return the answer, which has tokens, or
         an ``error`` (RFC 6749 §5).
         """
-        auth, secret, sent = None, await self._secret(), dict(form)
+        secret = await self._secret()
+        auth = None
+        sent = dict(form)
         if secret is not None and endpoints.takes_basic:
             auth = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
         else:
             sent["client_id"] = self._client_id
-            sent |= {} if secret is None else {"client_secret": secret}
+            if secret is not None:
+                sent["client_secret"] = secret
         url = self.issuer.settings.url
         async with asking(url, TIMEOUT_S):
             status, body = await exchange(self._client, "POST", endpoint_url, data=sent, auth=auth)
@@ -259,14 +254,15 @@ class OidcClient:
             found = document if isinstance(document, dict) else {}
             error = found.get("error")
             # Issuers have further statuses for OAuth errors: 428 for `authorization_pending`.
-            is_refusal = isinstance(error, str) and status in _CLIENT_ERRORS
+            is_refusal = isinstance(error, str) and status in range(400, 500)
             if status not in {HTTPStatus.OK, *_REFUSALS} and not is_refusal:
                 raise IssuerUnavailableError(f"{url}: {endpoint_url} answers {status}")
         return found if status == HTTPStatus.OK else {"error": error}
 
     async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
-        url, headers = self.issuer.settings.url, {"Authorization": f"Bearer {access_token}"}
+        url = self.issuer.settings.url
+        headers = {"Authorization": f"Bearer {access_token}"}
         async with asking(url, TIMEOUT_S):
             status, body = await exchange(self._client, "GET", endpoint_url, headers=headers)
             if status != HTTPStatus.OK:
@@ -290,9 +286,10 @@ class OidcClient:
             found = await discover(self._client, self.issuer.settings)
             # Browsers go there: it is encrypted as the issuer is, whatever an inner name allows.
             outer = found._replace(url=self.issuer.settings.url)
-            device, published = "device_authorization_endpoint", found.document
+            published = found.document
             methods = published.get("token_endpoint_auth_methods_supported")
             prompts = published.get("prompt_values_supported")
+            device = "device_authorization_endpoint"
             can_choose = not isinstance(prompts, list) or CHOOSER in prompts
             return _Endpoints(
                 outer.endpoint("authorization_endpoint"),
@@ -307,18 +304,20 @@ class OidcClient:
 
 def next_prompt(prompt: str, error: str) -> str:
     """Return the ``prompt`` to ask with again after an *error* of the issuer; empty for none."""
-    is_refused = prompt == CHOOSER and error not in _WITH_CHOOSER
-    is_missing = not prompt and error in _WITHOUT_PROMPT
-    return LOGIN if error and (is_refused or is_missing) else ""
+    # Some issuers refuse the chooser by any error but these.
+    others = ("", "access_denied", "server_error", "temporarily_unavailable")
+    is_refused = prompt == CHOOSER and error not in others
+    # Some issuers ask people only if told to (OpenID Connect Core §3.1.2.6).
+    unasked = ("login_required", "interaction_required", "account_selection_required")
+    is_missing = not prompt and error in unasked
+    return LOGIN if is_refused or is_missing else ""
 
 
 def _refused(answer: Mapping[str, Any], wanted: str) -> ForbiddenError:
-    """Return the error for an answer of the issuer without what was *wanted*.
-
-    Its own error may come through the browser, and is shown only if it is spelled like a code.
-    """
+    """Return the error for an answer of the issuer that lacks the *wanted* member."""
     error = answer.get("error")
     if not isinstance(error, str):
         return ForbiddenError(f"the issuer sent no {wanted}")
-    reason = f": {error}" if _ERROR.fullmatch(error) else ""
+    # It may come through the browser: only what is spelled like a code is shown.
+    reason = f": {error}" if re.fullmatch("[a-z_]{1,64}", error) else ""
     return ForbiddenError(f"the issuer refused the sign-in{reason}")

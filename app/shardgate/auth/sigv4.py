@@ -23,22 +23,15 @@ LONGEST_S: Final = 7 * 24 * 3600
 SKEW_S: Final = 15 * 60
 """Tolerated difference of a client's clock."""
 
-_SCHEMES: Final = (b"AWS4", b"AWS ")
 _AUTHORIZATION: Final = "authorization"
-_DATE: Final = "x-amz-date"
 _PRESIGNED: Final = re.compile(rb"(?i:(?:^|&)X-Amz-(?:Algorithm|Credential|Signature)=)")
 _VERSION_2: Final = re.compile(rb"(?i:(?:^|&)AWSAccessKeyId=)")
-_HEADER_FIELDS: Final = frozenset({"Credential", "SignedHeaders", "Signature"})
 _QUERY_FIELDS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
-_SIGNATURE: Final = "x-amz-signature"
-"""The one parameter that is not signed."""
 _TIMESTAMP: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 _CREDENTIAL: Final = re.compile(rf"(.+)/([0-9]{{8}})/([!-.0-~]{{1,64}})/{SERVICE}/{TERMINAL}")
-_PATH: Final = re.compile(r"[!-\"$-~]*")
-"""Characters that clients do not encode."""
+_PATH: Final = re.compile(r"[!-\"$-~]*")  # characters that clients do not encode
 _EXPIRES: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
-_KEYS: Final = 1024
 _PAYLOAD: Final = "x-amz-content-sha256"
 _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _SIGNED_FRAMES: Final = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
@@ -118,7 +111,7 @@ class Claim(NamedTuple):
 def is_signed(query: bytes, fields: Fields) -> bool:
     """Return whether a request claims to have a signature of S3, of whatever version."""
     in_header = any(
-        name == b"authorization" and value.lstrip()[:4].upper() in _SCHEMES
+        name == b"authorization" and value.lstrip()[:4].upper() in {b"AWS4", b"AWS "}
         for name, value in fields
     )
     return in_header or _is_presigned(query)
@@ -158,9 +151,10 @@ def _parse_header(received: ReceivedRequest) -> Claim:
         raise _unknown_algorithm(algorithm)
     pairs = [pair.strip().partition("=") for pair in rest.split(",")]
     fields = {name: value for name, _, value in pairs}
-    if fields.keys() != _HEADER_FIELDS or len(pairs) != len(fields):
+    expected = {"Credential", "SignedHeaders", "Signature"}
+    if fields.keys() != expected or len(pairs) != len(fields):
         raise _bad_header("Authorization must have one Credential, SignedHeaders and Signature")
-    if (timestamp := received.header(_DATE)) is None:
+    if (timestamp := received.header("x-amz-date")) is None:
         raise SignatureError("AccessDenied", "the request has no x-amz-date")
     return _parse_fields(fields, timestamp, None, _bad_header)
 
@@ -254,8 +248,9 @@ class Signatures:
             for name, settings in callers.items()
             if settings.access_key_id is not None and settings.secret_access_key is not None
         }
+        # Unknown key ids take as long as known ones, with a secret that matches nothing.
         self._unknown = (None, secrets.token_hex())
-        self._derive_key = lru_cache(_KEYS)(derive_key)
+        self._derive_key = lru_cache(1024)(derive_key)
 
     def check(
         self,
@@ -279,7 +274,7 @@ class Signatures:
         caller, secret = self._known.get(claim.key_id, self._unknown)
         key = self._derive_key(secret, claim.date, claim.region)
         matches = False
-        for each in {path, *client_paths}:
+        for each in {path, *client_paths}:  # all of them, whichever matches
             sent = received._replace(path=each.decode("latin-1"))
             expected = sign(key, _text_to_sign(sent, claim, payload))
             matches |= hmac.compare_digest(expected, claim.signature)
@@ -324,7 +319,7 @@ def _check_headers(claim: Claim, received: ReceivedRequest) -> None:
 
 def _payload(claim: Claim, received: ReceivedRequest) -> str:
     """Return x-amz-content-sha256, or what stands for it in a presigned URL."""
-    received.header("host")
+    received.header("host")  # which must not be repeated
     payload = received.header(_PAYLOAD)
     if payload is None and claim.expires_s is None:
         raise SignatureError("MissingSecurityHeader", f"the request has no {_PAYLOAD}")
@@ -354,7 +349,7 @@ def _text_to_sign(received: ReceivedRequest, claim: Claim, payload: str) -> str:
     pairs = sorted(
         (quote(name, safe=""), quote(value, safe=""))
         for name, value in received.parameters
-        if name.lower() != _SIGNATURE
+        if name.lower() != "x-amz-signature"
     )
     lines = [
         received.method,

@@ -31,18 +31,9 @@ from shardgate.storage.contract import Found, ObjectStore
 CHECKED_S: Final = 5.0
 """Time after which is read again which tokens have ended in other processes."""
 _WAIT_S: Final = 3.0
-"""Longest wait of a request for such a read, which continues without the request."""
-_SKEW_S: Final = 60
-"""Time for which an end is kept beyond the expiry of its tokens, as clocks differ."""
-_MOST: Final = 10_000
-"""Most tokens of one caller that have not expired, revoked ones included."""
-_MOST_LISTED: Final = 100
-_MOST_REMOVED: Final = 100
-"""Expired objects that are removed at a time."""
+_MOST: Final = 10_000  # most tokens of one caller that have not expired, revoked ones included
+_MOST_REMOVED: Final = 100  # at a time: a request waits for it
 _AT_ONCE: Final = 16
-_DIGITS: Final = 12
-_TIME: Final = re.compile(f"[0-9]{{{_DIGITS}}}")
-"""Digits of times in names, which sort by them."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +56,7 @@ class TokenList(BaseModel, use_attribute_docstrings=True):
 
 class TokenRecords:
     """Keeps an object for each token, in ``made/`` below a digest of its owner, and for each token
-    or session that has ended, in ``ended/``. Their names begin with the time of expiry.
+    or login that has ended, in ``ended/``. Their names begin with the time of expiry.
 
     All methods but `refresh` raise `TokenRecordsError` while the store fails.
     """
@@ -81,10 +72,11 @@ class TokenRecords:
         self._root = root
         self._now = now
         self._clock = clock
+        # Expiry of the records of tokens and logins that have ended, by id.
         self._ended: dict[str, float] = {}
-        """Expiry of the records of tokens and sessions that have ended, by id."""
         self._is_known = False
         self._stale_at = -inf
+        # Clients that leave early must not keep all others from the answer.
         self._reads = SingleFlight[str](outlasts=True)
         self.on_end: Callable[[], None] = lambda: None
         """Called when a token has ended here."""
@@ -121,7 +113,8 @@ class TokenRecords:
         with _reported():
             made = await self._unexpired(folder)
             ids = [token_id for token_id in made if not self.has_ended(token_id)]
-            read_records = await bounded_gather(read, ids[-_MOST_LISTED:], limit=_AT_ONCE)
+            # Names begin with the time of expiry: the last 100 expire last.
+            read_records = await bounded_gather(read, ids[-100:], limit=_AT_ONCE)
         records = filter(None, read_records)
         return TokenList(tokens=sorted(records, key=lambda each: each.made_at, reverse=True))
 
@@ -134,10 +127,10 @@ class TokenRecords:
         await self.end(token_id, made[token_id])
 
     async def end(self, token_id: str, until_s: float) -> None:
-        """Refuse a token, or all of a session, that would be valid until *until_s*; where this
+        """Refuse a token, or all of a login, that would be valid until *until_s*; where this
         fails, only in this process.
         """
-        kept_until_s = until_s + _SKEW_S
+        kept_until_s = until_s + 60  # clocks of replicas differ
         self._ended[token_id] = kept_until_s
         self.on_end()
         ref = self._root.join("ended").join(_name(kept_until_s, token_id))
@@ -145,7 +138,7 @@ class TokenRecords:
             await self._store.put(ref, [b"{}"], expected=None)
 
     def has_ended(self, token_id: str) -> bool:
-        """Return whether a token, or session, was known to have ended at the last `refresh`."""
+        """Return whether a token, or login, was known to have ended at the last `refresh`."""
         return token_id in self._ended
 
     @property
@@ -162,7 +155,7 @@ class TokenRecords:
             try:
                 async with asyncio.timeout(_WAIT_S):
                     await self._reads.run("ended", self._read)
-            except TimeoutError:
+            except TimeoutError:  # the read continues; until it ends, no other request waits for it
                 self._stale_at = self._clock() + CHECKED_S
         if not self._is_known:
             raise TokenRecordsError("it cannot be read at the moment which tokens have ended")
@@ -175,7 +168,8 @@ class TokenRecords:
         else:
             now = self._now()
             known = {each: until_s for each, until_s in self._ended.items() if until_s > now}
-            self._ended, self._is_known = {**known, **found}, True
+            self._ended = {**known, **found}
+            self._is_known = True
         self._stale_at = self._clock() + CHECKED_S
 
     async def _unexpired(self, folder: ObjectRef, *, removes: bool = False) -> Mapping[str, int]:
@@ -185,7 +179,8 @@ class TokenRecords:
         now = self._now()
         async for each in self._store.list(folder.prefix):
             digits, _, token_id = each.ref.key.rpartition("/")[2].partition("-")
-            expires_at_s = int(digits) if _TIME.fullmatch(digits) else 0
+            is_time = re.fullmatch("[0-9]{12}", digits)
+            expires_at_s = int(digits) if is_time else 0
             if expires_at_s > now:
                 unexpired[token_id] = expires_at_s
             elif removes and len(expired) < _MOST_REMOVED:
@@ -213,4 +208,5 @@ def _reported() -> Iterator[None]:
 
 
 def _name(expires_at_s: float, token_id: str) -> str:
-    return f"{int(expires_at_s):0{_DIGITS}}-{token_id}"
+    # Of a fixed number of digits, so that names sort by time.
+    return f"{int(expires_at_s):012}-{token_id}"

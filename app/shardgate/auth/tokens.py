@@ -18,30 +18,19 @@ from shardgate.server.body import RequestDocument
 from shardgate.settings import PUBLIC, TokenSettings
 
 _ALGORITHM: Final = "HS256"
-_ISSUER: Final = "shardgate"
-"""Distinct from configured issuers, whose names are URLs."""
-_PURPOSE: Final = "shardgate: key of tokens: "
-_LINK: Final = "shardgate"
-"""Kind of the tokens that callers make."""
-_LINK_BEFORE: Final = "shardgate: minted tokens"
-_PURPOSE_BEFORE: Final = "shardgate: signing in: "
-"""Purposes in the version before, whose tokens stay valid until they expire: only these differed.
-Whoever changes the format next keeps `_PURPOSE` in their place.
-"""
+_ISSUER: Final = "shardgate"  # distinct from configured issuers, whose names are URLs
+_LINK: Final = "shardgate"  # kind of the tokens that callers make
 MADE: Final = "~"
-"""Grant of all bearers of tokens made here, who may not make, list or revoke tokens; also the
-prefix of their grants of datasets.
+"""Grant of all bearers of tokens made here, which keeps them from making, listing and revoking
+tokens; also the prefix of their grants of datasets.
 """
-_DEFAULT_S: Final = 3600
-_ID_NBYTES: Final = 9
-_MOST_DATASETS: Final = 32
 
 
 class TokenSigner:
     """Signs tokens that only this service verifies; each kind of them has a key of its own.
 
     The claims stay readable. ``sub`` names the caller; a token with ``jti`` ends with its record,
-    and one with ``sid`` with its session.
+    and one with ``sid`` with its login.
     """
 
     def __init__(
@@ -60,7 +49,8 @@ class TokenSigner:
     def sign(self, kind: str, claims: Mapping[str, object], lifetime_s: int) -> str:
         """Return a token of *kind* with *claims*, which is valid for *lifetime_s*."""
         named = {"iss": _ISSUER, **claims, "exp": int(self._now()) + lifetime_s}
-        named |= {} if self._audience is None else {"aud": self._audience}
+        if self._audience is not None:
+            named["aud"] = self._audience
         return jwt.encode(named, next(self._keys(kind)), _ALGORITHM, {"typ": _type(kind)})
 
     async def verify(self, kind: str, token: str) -> Mapping[str, Any] | None:
@@ -68,15 +58,17 @@ class TokenSigner:
 
         Raises: `TokenRecordsError`.
         """
-        claims = next(filter(None, (self._decode(token, key) for key in self._keys(kind))), None)
+        decoded = (self._decode(token, key) for key in self._keys(kind))
+        claims = next((found for found in decoded if found is not None), None)
         if claims is None or claims["exp"] <= self._now():
             return None
-        if ids := [claims[name] for name in ("jti", "sid") if name in claims]:
+        ids = [claims[name] for name in ("jti", "sid") if name in claims]
+        if ids:
             await self._records.refresh()
         return None if any(map(self._records.has_ended, ids)) else claims
 
     def _decode(self, token: str, key: bytes) -> Mapping[str, Any] | None:
-        options: Any = {"require": ["exp"], "verify_exp": False}
+        options: Any = {"require": ["exp"], "verify_exp": False}  # by our clock, see `verify`
         try:
             return jwt.decode(
                 token,
@@ -110,10 +102,14 @@ class TokenSigner:
         return Identity(reader(claims["sub"], names_in(claims)), until_s)
 
     def _keys(self, kind: str) -> Iterator[bytes]:
-        """Return the key of *kind*, and that of the version before."""
-        before = f"{_PURPOSE_BEFORE}{kind.removeprefix('shardgate-')}"
-        for purpose in (f"{_PURPOSE}{kind}", _LINK_BEFORE if kind == _LINK else before):
-            yield hmac.digest(self._secret, purpose.encode(), "sha256")
+        """Return the key of *kind*, and that of the version before, whose tokens stay valid."""
+        # Only the purposes differed. The next change of the format keeps this one in its place.
+        purpose = f"shardgate: key of tokens: {kind}"
+        before = f"shardgate: signing in: {kind.removeprefix('shardgate-')}"
+        if kind == _LINK:
+            before = "shardgate: minted tokens"
+        for each in (purpose, before):
+            yield hmac.digest(self._secret, each.encode(), "sha256")
 
 
 def _type(kind: str) -> str:
@@ -143,7 +139,6 @@ class Token(BaseModel, use_attribute_docstrings=True):
 
 
 type _DatasetName = Annotated[str, Field(min_length=1)]
-_SEVERAL: Final = Field(min_length=1, max_length=_MOST_DATASETS)
 
 
 class TokenOptions(RequestDocument):
@@ -151,7 +146,7 @@ class TokenOptions(RequestDocument):
 
     dataset: _DatasetName | None = None
     """One dataset; either this or `datasets`."""
-    datasets: Annotated[list[_DatasetName], _SEVERAL] | None = None
+    datasets: Annotated[list[_DatasetName], Field(min_length=1, max_length=32)] | None = None
     """Several datasets."""
     expires_in_s: PositiveInt | None = None
     """At most `tokens.longest_s` of the settings; default: an hour, or less if that is less."""
@@ -190,7 +185,7 @@ class TokenMint(TokenSigner):
         """
         for name in options.names:
             self.datasets.find(name, caller)
-        lifetime_s = options.expires_in_s or min(_DEFAULT_S, self._longest_s)
+        lifetime_s = options.expires_in_s or min(3600, self._longest_s)
         if lifetime_s > self._longest_s:
             raise BadBodyError(f"expires_in_s: tokens live {self._longest_s} s at most")
         token = self.mint(caller.name, options.names, lifetime_s, quote(root_path))
@@ -204,7 +199,7 @@ class TokenMint(TokenSigner):
         self, caller_name: str, dataset_names: Sequence[str], lifetime_s: int, root_path: str = ""
     ) -> Token:
         """Return a token by which *caller_name* lets others read; *root_path* begins its paths."""
-        token_id = secrets.token_urlsafe(_ID_NBYTES)
+        token_id = secrets.token_urlsafe(9)
         expires_at = datetime.fromtimestamp(int(self._now()) + lifetime_s, UTC)
         claims = {"sub": caller_name, "jti": token_id, "datasets": dataset_names}
         token = self.sign(_LINK, claims, lifetime_s)

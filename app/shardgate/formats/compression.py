@@ -19,43 +19,22 @@ from shardgate.formats.reading import DecodeError
 
 CODINGS: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """Content codings that `decode_content` removes."""
-_RAW_DEFLATE: Final = "raw DEFLATE"
-"""Begins codings of entries of archives: those of HTTP are in lower case."""
-_USUAL_RATIO: Final = 16
-"""Guess for codings that do not announce the size."""
+_RAW_DEFLATE: Final = "raw DEFLATE"  # unlike codings of HTTP, which are in lower case
+_USUAL_RATIO: Final = 16  # a guess for codings that do not announce the size
 _PIECE_NBYTES: Final = 256 * 1024
-_ZLIB_METHOD: Final = 8
-"""Lower half of the first byte of a zlib stream (RFC 1950); no encoder begins raw DEFLATE so."""
-_ZLIB_WBITS: Final = 15
 _RAW_WBITS: Final = -15
 _GZIP_WBITS: Final = 31
-_FIRST_NBYTES: Final = 4096
-"""Input after the end of a member is copied, so that members start with little input."""
-_MOST_RATIO: Final = 1032
-_MAX_INPUT_NBYTES: Final = 32 * 1024
-"""More input inflates to pieces for which malloc asks the kernel each time."""
-_LEVEL: Final = 5
-"""100,000 ids of a minishard index take 19 ms and 399 kB; one level more 56 ms and 396 kB."""
 
-_MAX_WINDOW_NBYTES: Final = 2**27
-"""Zstandard's highest level has windows of that size."""
+_MAX_WINDOW_NBYTES: Final = 2**27  # that of Zstandard's highest level
 _FRAME: Final = 0xFD2FB528
-_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
-_DICTIONARY_NBYTES: Final = (0, 1, 2, 4)
-_SIZE_NBYTES: Final = (0, 2, 4, 8)
-_RLE: Final = 1
-_MAX_BLOCK_NBYTES: Final = 128 * 1024
-_LEAST_BLOCKS: Final = 4096
-_BYTES_PER_BLOCK: Final = 1024
-"""Encoders write blocks of 8 KiB and more; a file of many small ones is refused."""
 _BLOSC: Final = struct.Struct("<B3xIII")
 """Version, flags and type size; the sizes of the data, of a block and of the frame."""
-_BLOSC_VERSIONS: Final = range(1, 6)
 
 
 def deflate(data: bytes) -> bytes:
     """Compress *data* to one gzip member without time and name."""
-    member = zlib_ng.compressobj(_LEVEL, zlib_ng.DEFLATED, _GZIP_WBITS)
+    # At level 5, 100,000 ids of a minishard index take 19 ms and 399 kB; at 6, 56 ms and 396 kB.
+    member = zlib_ng.compressobj(5, zlib_ng.DEFLATED, _GZIP_WBITS)
     return member.compress(data) + member.flush()
 
 
@@ -89,17 +68,15 @@ def announced_nbytes(coding: str, data: bytes) -> int:
 
 
 def find_excess(coding: str, most_nbytes: int) -> str:
-    """Return why the size that a `raw_deflate` announces is refused; empty if it is at most
-    *most_nbytes*, and for other codings.
-    """
-    nbytes = 0 if is_sendable(coding) else _numbers_of(coding)[0]
+    """Return why a `raw_deflate` of more than *most_nbytes* is refused; empty for all others."""
+    if is_sendable(coding):
+        return ""
+    nbytes, _ = _numbers_of(coding)
     return f"{nbytes} bytes once inflated, more than {most_nbytes}" if nbytes > most_nbytes else ""
 
 
 def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
-    """Remove one of `CODINGS`, or a `raw_deflate`. Raises: `DecodeError`, also for more than
-    *most_nbytes*.
-    """
+    """Remove *coding*. Raises: `DecodeError`, also if unknown, or for more than *most_nbytes*."""
     if not is_sendable(coding):
         if reason := find_excess(coding, most_nbytes):
             raise DecodeError(reason)
@@ -108,8 +85,9 @@ def decode_content(coding: str, data: bytes, most_nbytes: int) -> bytes:
         case "gzip":
             return inflate(data, most_nbytes)
         case "deflate":  # as in browsers without the frame too, though RFC 9110 asks for it
-            is_framed = data[:1] and data[0] & 0xF == _ZLIB_METHOD
-            wbits = _ZLIB_WBITS if is_framed else _RAW_WBITS
+            # A zlib stream begins with its method, 8 (RFC 1950); no encoder begins DEFLATE so.
+            is_framed = data[:1] and data[0] & 0xF == zlib_ng.DEFLATED
+            wbits = zlib_ng.MAX_WBITS if is_framed else _RAW_WBITS
             return bytes(inflate_to_array(data, most_nbytes, wbits=wbits))
         case "br":
             return _decompress_brotli(data, most_nbytes)
@@ -132,7 +110,9 @@ def _inflate_checked(data: bytes, nbytes: int, crc: int) -> bytes:
 
 
 def _decompress_brotli(data: bytes, most_nbytes: int) -> bytes:
-    decoder, pieces, room = brotli.Decompressor(), [], most_nbytes
+    decoder = brotli.Decompressor()
+    pieces: list[bytes] = []
+    room = most_nbytes
     try:
         piece = decoder.process(data, output_buffer_limit=_PIECE_NBYTES)
         while (room := room - len(piece)) >= 0:
@@ -157,18 +137,21 @@ def inflate_to_array(data: bytes, most_nbytes: int, *, wbits: int = _GZIP_WBITS)
 
     *wbits* is zlib's parameter for the frame around DEFLATE.
     """
-    rest, room = memoryview(data), most_nbytes
+    rest = memoryview(data)
+    room = most_nbytes
     name = "gzip" if wbits == _GZIP_WBITS else "deflate"
-    inflated = bytearray(min(inflated_nbytes(data), most_nbytes, _MOST_RATIO * len(data)))
+    # DEFLATE makes at most 1,032 bytes of one, whatever the trailer says.
+    inflated = bytearray(min(inflated_nbytes(data), most_nbytes, 1032 * len(data)))
     end = 0
     while True:
-        member, input_nbytes = zlib_ng.decompressobj(wbits), _FIRST_NBYTES
+        member = zlib_ng.decompressobj(wbits)
+        input_nbytes = 4096  # little at first, as input behind the end of a member is copied
         while not member.eof:
             if not rest:
                 raise DecodeError(f"the {name} data ends early")
             head = rest[:input_nbytes]
             try:
-                piece = member.decompress(head, room + 1)
+                piece = member.decompress(head, room + 1)  # one byte more shows that it is too much
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub says instance
                 raise DecodeError(f"no {name}: {error}") from None
             room -= len(piece)
@@ -177,7 +160,8 @@ def inflate_to_array(data: bytes, most_nbytes: int, *, wbits: int = _GZIP_WBITS)
             inflated[end : end + len(piece)] = piece
             end += len(piece)
             rest = rest[len(head) - len(member.unused_data) :]
-            input_nbytes = min(2 * input_nbytes, _MAX_INPUT_NBYTES)
+            # More input inflates to pieces for which malloc asks the kernel each time.
+            input_nbytes = min(2 * input_nbytes, 32 * 1024)
         if not rest:
             del inflated[end:]
             return inflated
@@ -229,34 +213,40 @@ def zstd_capacity(data: bytes | memoryview, max_nbytes: int) -> int:
 
 def _frames(data: memoryview, max_nbytes: int) -> Iterator[tuple[memoryview, int]]:
     """Split *data* into frames that are not empty, each with the capacity of its blocks."""
-    at, most_blocks = 0, _LEAST_BLOCKS + max_nbytes // _BYTES_PER_BLOCK
+    at = 0
+    # Encoders write blocks of 8 KiB and more; a file of many small ones is refused.
+    most_blocks = 4096 + max_nbytes // 1024
     while at < len(data):
         if most_blocks <= 0:
             raise DecodeError("damaged zstd: more frames than there can be")
         start = at
-        if _number(data, at, 4) in _SKIPPABLE:
-            blocks, at = 0, at + 8 + _number(data, at + 4, 4)
+        if _number(data, at, 4) in range(0x184D2A50, 0x184D2A60):  # a frame to be skipped
+            blocks = 0
+            at += 8 + _number(data, at + 4, 4)
         else:
             blocks, at = _measure_frame(data, at, most_blocks)
         most_blocks -= blocks + 1
         if at > len(data):
             raise DecodeError("damaged zstd: it is truncated")
         if blocks:
-            yield data[start:at], blocks * _MAX_BLOCK_NBYTES
+            yield data[start:at], blocks * 128 * 1024  # the most that a block holds
 
 
 def _measure_frame(data: memoryview, at: int, most_blocks: int) -> tuple[int, int]:
     """Return the number of blocks of the frame at *at*, and its end."""
     if _number(data, at, 4) != _FRAME:
         raise DecodeError("damaged zstd: no frame begins here")
-    descriptor = _number(data, at + 4, 1)
-    is_single_segment, has_checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
-    size_nbytes = _SIZE_NBYTES[descriptor >> 6] or is_single_segment
-    at += 5 + (not is_single_segment) + _DICTIONARY_NBYTES[descriptor & 3] + size_nbytes
+    descriptor = _number(data, at + 4, 1)  # RFC 8878 §3.1.1.1
+    is_single_segment = descriptor >> 5 & 1
+    has_checksum = descriptor >> 2 & 1
+    dictionary_nbytes = (0, 1, 2, 4)[descriptor & 3]
+    size_nbytes = (0, 2, 4, 8)[descriptor >> 6] or is_single_segment
+    window_nbytes = 1 - is_single_segment
+    at += 5 + window_nbytes + dictionary_nbytes + size_nbytes
     for blocks in range(1, most_blocks + 1):
         header = _number(data, at, 3)
         is_last, kind, nbytes = header & 1, header >> 1 & 3, header >> 3
-        at += 3 + (1 if kind == _RLE else nbytes)
+        at += 3 + (1 if kind == 1 else nbytes)  # kind 1 is one byte that is repeated
         if is_last:
             return blocks, at + 4 * has_checksum
     raise DecodeError("damaged zstd: more blocks than there can be")
@@ -294,7 +284,7 @@ def _measure_blosc(data: bytes, _: int) -> int:
     if len(data) < _BLOSC.size:
         raise DecodeError(f"damaged blosc: {len(data)} bytes are too few for a header")
     version, nbytes, block_nbytes, frame_nbytes = _BLOSC.unpack_from(data)
-    if version not in _BLOSC_VERSIONS:
+    if version not in range(1, 6):
         raise DecodeError(f"damaged blosc: the header tells version {version}")
     if frame_nbytes != len(data):
         raise DecodeError(f"damaged blosc: the header tells {frame_nbytes} bytes of {len(data)}")

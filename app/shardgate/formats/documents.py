@@ -18,28 +18,13 @@ from shardgate.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, V
 type Json = Any
 
 SETTING: Final = "limits.metadata_bytes"
-_PAGE: Final = "an error page in place of metadata; they may come back"
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
-_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
-_MOST_SEARCHED: Final = 16
-"""Factor on the limit up to which markers are searched for sharding that has to be rewritten."""
-_PIECE_NBYTES: Final = 1024**2
-"""Searched at a time, so that other threads can run."""
-_LONGEST_TEXT_NBYTES: Final = 64
-_OTHER_SPELLINGS: Final = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
-"""Beginnings of escaped letters, and a byte of other encodings than UTF-8."""
+_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 _PARSED_AT_ONCE_NBYTES: Final = 256 * 1024
-_WRITTEN_AT_ONCE: Final = 1000
-_MOST_AT_ONCE: Final = 16_000
-"""Values at all depths in what is written in one call, of a millisecond."""
-_FEW_VALUES: Final = 16
-"""In an object or list that is written without a look at them."""
+_FEW_VALUES: Final = 16  # in an object or list that is written without a look at them
 MOST_LEVELS: Final = 1024
 """Objects and lists of a JSON text inside one another; orjson reads as many, Python 1,500."""
-_STEPPED_LEVELS: Final = 256
-"""Levels up to which `_SteppingDecoder` stays within half of Python's limit on calls."""
-_VIEW_REVISION: Final = "u1"
-"""Changes whenever the same stored metadata are served in another form."""
+_STEPPED_LEVELS: Final = 256  # `_SteppingDecoder` stays within half of Python's limit on calls
 
 
 def begins_like_json(data: bytes) -> bool:
@@ -55,12 +40,13 @@ def begins_like_page(data: bytes) -> bool:
 
 def may_contain(data: bytes, text: re.Pattern[bytes]) -> bool:
     """Return whether the JSON *data* has *text*, or letters in any other spelling."""
-    pieces = (
-        data[start : start + _PIECE_NBYTES + _LONGEST_TEXT_NBYTES]
-        for start in range(0, len(data), _PIECE_NBYTES)
-    )
+    step = 1024**2  # between searches other threads can run
+    overlap = 64  # longer than a match
+    pieces = (data[start : start + step + overlap] for start in range(0, len(data), step))
+    # Escaped letters begin so; other encodings than UTF-8 have zero bytes.
+    spellings = (rb"\u004", rb"\u005", rb"\u006", rb"\u007", b"\0")
     return any(
-        text.search(piece) is not None or any(each in piece for each in _OTHER_SPELLINGS)
+        text.search(piece) is not None or any(each in piece for each in spellings)
         for piece in pieces
     )
 
@@ -106,9 +92,10 @@ def check_levels(data: bytes) -> int:
         return most
     if not (encoding := json.detect_encoding(data)).startswith("utf-8"):
         data = data.decode(encoding).encode()
+    # Without escaped quotes all quotes begin or end strings.
     unescaped = data.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = np.frombuffer(unescaped.translate(None, delete=_NO_MARKS), np.uint8)
-    is_string = np.bitwise_xor.accumulate(marks == ord('"'))
+    is_string = np.bitwise_xor.accumulate(marks == ord('"'))  # behind an odd number of quotes
     begins = (marks == ord("[")) | (marks == ord("{"))
     steps = np.where(is_string | (marks == ord('"')), 0, np.where(begins, 1, -1))
     levels = int(np.cumsum(steps, dtype=np.int64).max(initial=0))
@@ -128,6 +115,7 @@ def _longest_step(data: bytes) -> int:
     """Return the number of bytes between two digits or ends of objects outside of strings."""
     if not json.detect_encoding(data).startswith("utf-8"):
         return len(data)
+    # Escapes are replaced by as many bytes, so that distances stay.
     unescaped = data.replace(rb"\\", b"__").replace(rb"\"", b"__")
     text = np.frombuffer(unescaped, np.uint8)
     is_string = np.bitwise_xor.accumulate(text == ord('"'))
@@ -143,7 +131,7 @@ def write_json(document: Json) -> bytes:
     """
     texts: list[str] = []
     counts = _count_values(document)
-    open_values = [iter([document])]
+    open_values = [iter([document])]  # a stack in place of recursion, which Python limits
     while open_values:
         for part in open_values[-1]:
             if type(part) is not _Text and not _is_short([part], counts):
@@ -167,10 +155,10 @@ def _parts(value: Json, counts: Mapping[int, int]) -> Iterator[_Text | Json]:
     """Yield the text of an object or a list, and in between the values that are long."""
     is_object = isinstance(value, dict)
     separator = "{" if is_object else "["
-    for some in batched(value.items() if is_object else value, _WRITTEN_AT_ONCE):
+    for some in batched(value.items() if is_object else value, 1000):
         batch = dict(some) if is_object else list(some)
         if _is_short(_inner(batch), counts):
-            yield _Text(separator + json.dumps(batch)[1:-1])
+            yield _Text(separator + json.dumps(batch)[1:-1])  # without its own brackets
             separator = ", "
             continue
         for each in some:
@@ -187,7 +175,7 @@ def _inner(value: Json) -> Collection[Json]:
 
 def _is_short(values: Collection[Json], counts: Mapping[int, int]) -> bool:
     """Return whether *values* have few members and items at all depths."""
-    return sum(counts.get(id(value), 1) for value in values) <= _MOST_AT_ONCE
+    return sum(counts.get(id(value), 1) for value in values) <= 16 * 1000  # written in 1 ms
 
 
 def _count_values(document: Json) -> Mapping[int, int]:
@@ -196,12 +184,12 @@ def _count_values(document: Json) -> Mapping[int, int]:
     """
     found = [document] if isinstance(document, dict | list) else []
     parents = array("q", [0])
-    for at, each in enumerate(found):
+    for at, each in enumerate(found):  # grows while it is walked
         inner = [value for value in _inner(each) if isinstance(value, dict | list)]
         found += inner
         parents.extend(repeat(at, len(inner)))
     counts = array("q", map(len, found))
-    for at in range(len(found) - 1, 0, -1):
+    for at in range(len(found) - 1, 0, -1):  # the innermost first: they stand behind the outer ones
         counts[parents[at]] += counts[at]
     return {id(each): n for each, n in zip(found, counts, strict=True) if n > _FEW_VALUES}
 
@@ -249,7 +237,10 @@ class Marked[S: Weighable]:
 
     def refusal(self, ref: ObjectRef, reason: str) -> DamagedError | MetadataMissingError:
         """Return the error for the marker *ref* where the settings name the format."""
-        return MetadataMissingError(ref, _PAGE) if self.is_page else DamagedError(ref, reason)
+        if not self.is_page:
+            return DamagedError(ref, reason)
+        page = "an error page in place of metadata; they may come back"
+        return MetadataMissingError(ref, page)
 
     @property
     def why_sharded(self) -> str:
@@ -372,7 +363,7 @@ class DocumentFormat:
         """Open *directory*, whose marker is longer than the limit. Raises: `DamagedError` where it
         has to be rewritten, else everything is served as it is stored.
         """
-        most_nbytes = _MOST_SEARCHED * self.limit_bytes
+        most_nbytes = 16 * self.limit_bytes
         search = SearchingDecoder(self.dialects, most_nbytes)
         request = ByteRange(0, most_nbytes + 1)
         found = await fetch(Read("metadata", read.ref, request, search, memory_nbytes=_text_nbytes))
@@ -403,7 +394,8 @@ class Shown(Protocol):
 
 def show[S: Shown](ref: ObjectRef, document: Versioned[S]) -> Inline | Coded:
     """Return *document*, stored as *ref*, as it is served; a rewritten one has another ETag."""
-    value, etag = document.value, document.etag
+    value = document.value
+    etag = document.etag
     if value.is_rewritten:
         return Inline(value.served, etag_of_rewritten(etag))
     if document.coding:
@@ -413,4 +405,5 @@ def show[S: Shown](ref: ObjectRef, document: Versioned[S]) -> Inline | Coded:
 
 def etag_of_rewritten(etag: ETag) -> ETag:
     """Return the ETag of a document that is stored as *etag* and served in another form."""
-    return ETag(f'{etag[:-1]}-{_VIEW_REVISION}"')
+    # ``u1`` changes whenever the same stored metadata are served in another form.
+    return ETag(f'{etag[:-1]}-u1"')

@@ -47,9 +47,6 @@ SET_FOLDER_SUFFIXES: Final = (".parq", ".parquet")
 
 _NAMES_PER_BLOCK: Final = 16
 _END: Final = b"\0"
-_BEHIND_END: Final = b"\1"
-_SORTED_AT_ONCE: Final = 2**14
-"""Names that are sorted in one call, during which no other thread runs: a million takes 2 s."""
 
 
 class LeftOut(NamedTuple):
@@ -93,8 +90,8 @@ class SortedNames:
             return names[at]
 
         count = len(names)
-        starts = range(0, count, _SORTED_AT_ONCE)
-        runs = [sorted(range(at, count)[:_SORTED_AT_ONCE], key=key) for at in starts]
+        step = 2**14  # during a call that sorts no other thread runs: a million names take 2 s
+        runs = [sorted(range(at, count)[:step], key=key) for at in range(0, count, step)]
         merged: Iterator[int] = merge(*runs, key=key)
         order = np.fromiter(merged, np.intp, count)
         blocks = batched((names[at] for at in order.tolist()), _NAMES_PER_BLOCK)
@@ -102,7 +99,8 @@ class SortedNames:
 
     def _since(self, wanted: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the names that are not before *wanted*, with their positions."""
-        first = max(0, bisect_left(self._blocks, wanted + _BEHIND_END) - 1)
+        # A block that begins with *wanted* and `_END` sorts before *wanted* and the byte behind it.
+        first = max(0, bisect_left(self._blocks, wanted + b"\1") - 1)
         for number in range(first, len(self._blocks)):
             names = self._blocks[number].split(_END)
             for at in range(bisect_left(names, wanted), len(names)):
@@ -124,7 +122,8 @@ class SortedNames:
         start = prefix.encode()
         names = self._since(max(start, after.encode()))
         while (found := next(names, None)) is not None and found[1].startswith(start):
-            key, at = found[1].decode(), found[0]
+            at, name = found
+            key = name.decode()
             slash = key.find(delimiter, len(prefix)) if delimiter else -1
             if slash < 0:
                 if key > after:
@@ -133,7 +132,7 @@ class SortedNames:
             folder = key[: slash + 1]
             if folder > after:
                 yield folder, None
-            names = self._since((folder + LAST).encode())
+            names = self._since((folder + LAST).encode())  # behind all that is in the folder
 
 
 class MemberFormat(Protocol):

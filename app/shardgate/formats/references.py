@@ -15,8 +15,7 @@ SCHEMES: Final = ("s3", "http", "https", "gs", "az", "file")
 SLASHES: Final = re.compile("//+")
 """Slashes that are one in the path of a local file."""
 _WEB: Final = ("http", "https")
-_BASE64: Final = b"base64:"
-"""Beginning of bytes that are written as text."""
+_BASE64: Final = b"base64:"  # begins bytes that are written as text
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
 _CONTAINER: Final = "vcc://"
 _USER: Final = re.compile(r"^([^/]*//)[^/]*@")
@@ -38,7 +37,8 @@ class VirtualUrl(NamedTuple):
 
     def contains(self, other: "VirtualUrl") -> bool:
         """Return `True` if *other* lies below this, which is a prefix of whole segments."""
-        key, prefix = other.decoded, self.decoded
+        key = other.decoded
+        prefix = self.decoded
         return self[:2] == other[:2] and key.startswith(prefix) and len(key) > len(prefix)
 
     @property
@@ -59,8 +59,8 @@ class Allowed(NamedTuple):
 def parse_place(url: str) -> VirtualUrl:
     """Parse an absolute URL without credentials; the path, decoded once, ends at ``?`` or ``#``."""
     found = _LOCATION.fullmatch(url)
-    scheme = found[1].lower() if found else ""
-    scheme = _SPELLINGS.get(scheme, scheme)
+    spelled = found[1].lower() if found else ""
+    scheme = _SPELLINGS.get(spelled, spelled)
     if found is None or scheme not in SCHEMES:
         raise DecodeError(f"a virtual reference is not a URL of a known scheme: {_shown(url)}")
     authority = found[2]
@@ -122,7 +122,8 @@ def resolve(
             f"virtual references below {prefix} are not allowed: virtual_chunk_prefixes lacks it"
         )
     nearest = max(within, key=lambda each: len(each.prefix.key))
-    segments = nearest.prefix.key.count("/")  # it may be spelled in another way
+    # The prefix may be spelled in another way, so that it cannot be cut off as text.
+    segments = nearest.prefix.key.count("/")
     return nearest.root.join(place.key.split("/", segments)[segments])
 
 

@@ -80,7 +80,7 @@ class Ranges(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Sum of all lengths, which entries that share bytes can make a large number."""
-        return int((self.stops - self.starts).sum(dtype=object))
+        return int((self.stops - self.starts).sum(dtype=object))  # as uint64 it could overflow
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,13 +1,11 @@
 """Limits of concurrent requests, in all and of each kind, and of the wait for a response."""
 
 from collections import Counter
-from typing import Final, Self
+from typing import Self
 
 from shardgate.concurrency import Deadline, Deadlines, largest_share
 from shardgate.errors import BusyError, OverdueError, TooManyRequestsError
 from shardgate.server.request import Exchange, Networks, Request, client_of
-
-_READS: Final = ("GET", "HEAD")
 
 type _Group = tuple[str, str]
 """Kind of requests, and their dataset; empty for all datasets."""
@@ -44,7 +42,7 @@ class ConcurrencyLimiter:
         client = None
         if self.most_per_client and request.peer:
             client = client_of(request.peer.decode(), request.headers, self._proxies)
-        is_read = request.method in _READS
+        is_read = request.method in {"GET", "HEAD"}
         return Permit(self, exchange, client, request.dataset, is_read=is_read)
 
 
@@ -80,7 +78,7 @@ class Permit(Deadline):
             )
 
     def __enter__(self) -> Self:
-        limiter, client = self._limiter, self.client
+        limiter = self._limiter
         if limiter.running >= limiter.most:
             raise BusyError(f"too many concurrent requests (limit {limiter.most})")
         by_group = limiter.by_group
@@ -88,9 +86,11 @@ class Permit(Deadline):
             if by_group.get((kind, dataset), 0) >= limit:
                 what = f"{kind} of {dataset}" if dataset else kind
                 raise BusyError(f"too many concurrent {what} (limit {limit})")
+        client = self.client
         if client is not None:
-            if limiter.by_client[client] >= (limit := limiter.most_per_client):
-                text = f"too many concurrent requests from this client (limit {limit})"
+            most = limiter.most_per_client
+            if limiter.by_client[client] >= most:
+                text = f"too many concurrent requests from this client (limit {most})"
                 raise TooManyRequestsError(text)
             limiter.by_client[client] += 1
         limiter.running += 1
@@ -99,12 +99,13 @@ class Permit(Deadline):
         return super().__enter__() if self.is_read else self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        limiter, client = self._limiter, self.client
+        limiter = self._limiter
         limiter.running -= 1
         for group, _ in self._groups:
             limiter.by_group[group] -= 1
             if not limiter.by_group[group]:
                 del limiter.by_group[group]
+        client = self.client
         if client is not None:
             limiter.by_client[client] -= 1
             if not limiter.by_client[client]:

@@ -11,16 +11,9 @@ from shardgate.server.request import Headers
 from shardgate.server.responses import NO_REFERRER
 from shardgate.storage.http_headers import METADATA
 
-_LASTING: Final = b"public, max-age=31536000, immutable"
-"""For keys that always name the same bytes (RFC 8246)."""
-_LASTING_PRIVATE: Final = b"private, max-age=31536000, immutable"
+# For responses that depend on the caller; a token may be in the path.
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
-"""For responses that depend on the caller; a token may be in the path."""
-_VARY: Final = b"Accept-Encoding"
-_VARY_OF_S3: Final = b"Accept-Encoding, Authorization, Amz-Sdk-Invocation-Id"
-"""By these a cache tells clients of S3 from others; see `speaks_s3`."""
-_SANDBOX: Final = (b"content-security-policy", b"sandbox")
-"""For every object, whatever its type: it shares its origin with the pages of the service."""
+# By name or file extension; no type that a browser would run.
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
     "info": b"application/json",
@@ -34,7 +27,6 @@ _CONTENT_TYPES: Final = {
     "jpg": b"image/jpeg",
     "jpeg": b"image/jpeg",
 }
-"""By name or file extension; no type that a browser would run."""
 
 
 def content_type(key: str) -> bytes:
@@ -57,10 +49,15 @@ def entity_headers(
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
     cache_control = dataset.cache_control
-    if entity.is_immutable:
-        cache_control = _LASTING if dataset.is_public else _LASTING_PRIVATE
-    etag = etag_of_selected(entity, selection).encode("latin-1")
-    headers = [(b"etag", etag), (b"cache-control", cache_control), _SANDBOX]
+    if entity.is_immutable:  # the key always names these bytes (RFC 8246)
+        scope = b"public" if dataset.is_public else b"private"
+        cache_control = scope + b", max-age=31536000, immutable"
+    headers = [
+        (b"etag", etag_of_selected(entity, selection).encode("latin-1")),
+        (b"cache-control", cache_control),
+        # An object of whatever type shares its origin with the pages of the service.
+        (b"content-security-policy", b"sandbox"),
+    ]
     if part is not None:
         stored = entity.headers
         headers += [
@@ -75,8 +72,8 @@ def entity_headers(
             headers.append((b"content-encoding", coding.encode("latin-1")))
     if not dataset.is_public:
         headers += _PRIVATE
-    if is_s3:
-        headers.append((b"vary", _VARY_OF_S3))
+    if is_s3:  # by these a cache tells clients of S3 from others; see `speaks_s3`
+        headers.append((b"vary", b"Accept-Encoding, Authorization, Amz-Sdk-Invocation-Id"))
     elif entity.coding or entity.is_inflated:
-        headers.append((b"vary", _VARY))
+        headers.append((b"vary", b"Accept-Encoding"))
     return headers + last_modified(entity.modified_s)

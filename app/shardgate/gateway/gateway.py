@@ -38,14 +38,7 @@ from shardgate.server.request import (
 from shardgate.server.responses import ALLOW, NO_STORE, Cors, Explain, Responder
 from shardgate.settings import SIGN_IN
 
-_NO_BODY: Final = (b"content-length", b"0")
-_OPEN: Final = ("/healthz", "/docs", "/openapi.json")
-_ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
-"""Paths without a limit on concurrent requests."""
-_NOT_BELOW_TOKENS: Final = ("/readyz", "/metrics", "/docs")
-"""Paths that proxies may keep private, and the API's page, which sends requests without a token."""
 _READS: Final = ("GET", "HEAD")
-_API_METHODS: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +84,9 @@ class Gateway:
             return
         responder = Responder(request, exchange, self._cors, self._explain)
         respond = self._respond_route if request.needs_asgi else self._respond_key
-        if request.method == "OPTIONS" or (request.needs_asgi and request.path in _ALWAYS):
+        # Operators want to see a service that is at its limits.
+        is_watching = request.needs_asgi and request.path in {"/healthz", "/readyz", "/metrics"}
+        if request.method == "OPTIONS" or is_watching:
             await respond(request, responder)
             return
         try:
@@ -130,7 +125,7 @@ class Gateway:
                 raise
             await responder.fail(error)
         except ClientGoneError:
-            pass
+            pass  # no one waits for a response
         except Exception:
             if exchange.status:
                 raise
@@ -145,21 +140,23 @@ class Gateway:
             # Relative links keep the token of /~TOKEN, or a mount, only below a slash.
             here = request.base_path.rpartition("/")[2]
             location = (b"location", f"./{here}/".encode("latin-1"))
-            status = HTTPStatus.TEMPORARY_REDIRECT
-            await responder.send(status, [location, _NO_BODY, NO_STORE])
+            headers = [location, (b"content-length", b"0"), NO_STORE]
+            await responder.send(HTTPStatus.TEMPORARY_REDIRECT, headers)
             return
-        if request.segment is not None and (
-            path.rstrip("/") in _NOT_BELOW_TOKENS or request.name in SIGN_IN
-        ):
+        # Proxies may keep the first two private; the page sends requests without a token.
+        is_fixed = path.rstrip("/") in {"/readyz", "/metrics", "/docs"} or request.name in SIGN_IN
+        if request.segment is not None and is_fixed:
             await responder.fail(BadKeyError("this is not served below a token"))
             return
+        is_open = path in {"/healthz", "/docs", "/openapi.json"}
         try:
-            caller = NOBODY if path in _OPEN else await self._authenticator.caller(request)
+            caller = NOBODY if is_open else await self._authenticator.caller(request)
         except ShardgateError as error:
             await responder.fail(error)
             return
         if method == "OPTIONS":
-            await responder.preflight(_API_METHODS if path.startswith("/api/") else ALLOW)
+            api_methods = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+            await responder.preflight(api_methods if path.startswith("/api/") else ALLOW)
         elif path in {"/", ""} and method == "GET" and speaks_s3(request):
             await self._reads.list_buckets(responder, caller)
         elif method not in _READS and responder.is_foreign:
@@ -168,10 +165,7 @@ class Gateway:
             await self._call_api(responder, caller)
 
     async def _call_api(self, responder: Responder, caller: Caller) -> None:
-        """Call the API, whose routes find *responder*, *caller*, token and body in the scope.
-
-        HEAD is GET to them: ASGI servers send no body.
-        """
+        """Call the API, whose routes find *responder*, *caller*, token and body in the scope."""
         request = responder.request
         # No other requests reach routes, see `Request.needs_asgi`.
         scope, receive, send = cast("Asgi", request.asgi)
@@ -182,6 +176,7 @@ class Gateway:
             await send(message)
 
         below = {
+            # ASGI servers send no body in response to HEAD.
             "method": "GET" if request.method == "HEAD" else request.method,
             "root_path": request.root_path,
             "path": request.root_path + request.path,

@@ -26,11 +26,6 @@ from shardgate.server.responses import NO_STORE, Cors, Responder, page_headers
 
 MOST_LINKS: Final = 10_000
 """Most links of one HTML page."""
-_NO_STORE: Final = b"no-store"
-_HTML: Final = b"text/html; charset=utf-8"
-_VARY: Final = (b"vary", b"Accept")
-_NO_NAMES: Final = frozenset[bytes]()
-
 
 type SendPage = Callable[[Responder, ServedDataset, VirtualKey], Awaitable[bool]]
 """Sends the page of a folder to a browser; false if nothing is found there."""
@@ -72,6 +67,7 @@ class ReadPlane:
         conditions = Conditions.parse("GET", request.headers)
         selection: Selection | None
         if conditions.is_unconditional and not entity.coding:
+            # What `choose` would return, by fewer calls: nearly all chunks come this way.
             selection = whole_of(entity.length)
         else:
             selection = choose(conditions, partial(_negotiate, request), entity)
@@ -106,8 +102,9 @@ class ReadPlane:
     async def respond(self, request: Request, responder: Responder) -> None:
         """Answer a GET or HEAD, which has a valid key, if any. Raises: any `ShardgateError`."""
         method = request.method
-        query = request.query
-        names = dialect.parameter_names(query) if query else _NO_NAMES
+        names: frozenset[bytes] = frozenset()
+        if request.query:
+            names = dialect.parameter_names(request.query)
         key = request.key
         dataset = await self._authenticator.enter(request, request.name)
         if names:
@@ -169,22 +166,23 @@ class ReadPlane:
         self, dataset: ServedDataset, key: VirtualKey
     ) -> tuple[ServedDataset, VirtualKey]:
         """Return the dataset of *key*, and the key in it; responses of sessions are not stored."""
-        routed, key = await self._sessions.route(dataset, key)
-        is_session = routed is not dataset
-        return replace(routed, cache_control=_NO_STORE) if is_session else dataset, key
+        routed, key_below = await self._sessions.route(dataset, key)
+        if routed is not dataset:
+            routed = replace(routed, cache_control=b"no-store")
+        return routed, key_below
 
     async def _list_objects(
         self, responder: Responder, dataset: ServedDataset, request: dialect.ListRequest
     ) -> None:
-        name, window = dataset.name, request.window
-        dataset, prefix = await self._route(dataset, VirtualKey(window.prefix))
-        lead = window.prefix.removesuffix(prefix)
-        page = await self._resolver.page(dataset, window.below(lead), request.limit)
+        window = request.window
+        routed, prefix = await self._route(dataset, VirtualKey(window.prefix))
+        lead = window.prefix.removesuffix(prefix)  # that of a session, which its keys lack
+        page = await self._resolver.page(routed, window.below(lead), request.limit)
         if lead:
             entries = [entry._replace(key=lead + entry.key) for entry in page.entries]
             page = Page(entries, page.after and lead + page.after)
-        body = request.format(name, page)
-        headers = _listing_headers(dataset, dialect.MEDIA_TYPE, body)
+        body = request.format(dataset.name, page)
+        headers = _listing_headers(routed, dialect.MEDIA_TYPE, body)
         await responder.send(HTTPStatus.OK, headers, body)
 
     async def _list_tags(
@@ -212,7 +210,8 @@ class ReadPlane:
             return
         path = f"/{dataset.name}/{prefix}"
         body = await run_in_thread(listing_page, path, listed, is_long=is_many(len(listed)))
-        headers = [*_listing_headers(dataset, _HTML, body), _VARY]
+        headers = _listing_headers(dataset, b"text/html; charset=utf-8", body)
+        headers.append((b"vary", b"Accept"))
         headers += [header for header in page_headers() if header not in headers]
         await responder.send(HTTPStatus.OK, headers, body)
 
@@ -243,7 +242,8 @@ async def _send_missing(responder: Responder, dataset: ServedDataset, detail: st
 async def _send_entity(
     responder: Responder, dataset: ServedDataset, key: VirtualKey, opened: Opened
 ) -> None:
-    status, entity = opened.selection.status, opened.entity
+    status = opened.selection.status
+    entity = opened.entity
     if (headers := entity_headers(dataset, key, entity, opened.selection)) is not None:
         await responder.send(status, headers, opened.body)
     elif status is HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -278,7 +278,7 @@ def listing_page(path: str, listed: Sequence[Name]) -> bytes:
 
 
 def _link(listed: Name) -> str:
-    name, nbytes = listed
+    name, nbytes = listed  # the size is known of objects only
     size = "" if nbytes is None else f" {nbytes:,} bytes"
     # "./" keeps a name with a colon from being read as a scheme.
     return f'<li><a href="./{quote_segment(name)}">{html.escape(name)}</a>{size}</li>'

@@ -28,17 +28,9 @@ NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 MAX_DELETED_KEYS: Final = 1000
 MAX_DOCUMENT_NBYTES: Final = 4 * 1024**2
 """Longest XML document that a client may send."""
-_MAX_ELEMENTS: Final = 100_000
-"""Most elements of it: an upload has up to 10,000 parts."""
-_MAX_NAMESPACE: Final = 256
-"""Longest name of a namespace: the parser writes it in front of the name of each element."""
-_PARSED_NBYTES: Final = 16 * 1024
-"""Bytes parsed at once: after an error the parser goes on to their end."""
-_MAX_KEYS: Final = 1000
-"""Most keys of one page of a listing."""
+_MAX_ELEMENTS: Final = 100_000  # most elements of it: an upload has up to 10,000 parts
+_MAX_KEYS: Final = 1000  # most keys of one page of a listing
 _COUNT: Final = re.compile("[0-9]{1,18}")
-_SPACE: Final = 32
-
 type Members = Mapping[str, str | "Members" | list["Members"] | None]
 """Content of an XML element: `None` is left out, a list has several elements of one name."""
 
@@ -58,6 +50,7 @@ _CODES: Final = {
     HTTPStatus.TOO_MANY_REQUESTS: "SlowDown",
     HTTPStatus.SERVICE_UNAVAILABLE: "SlowDown",
 }
+# Codes that are more specific than that of the status.
 _CODES_OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.BadHeaderError: "InvalidArgument",
     errors.BadParameterError: "InvalidArgument",
@@ -67,7 +60,6 @@ _CODES_OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.UnknownDatasetError: "NoSuchBucket",
     errors.UnknownUploadError: "NoSuchUpload",
 }
-"""Codes that are more specific than that of the status."""
 _CONDITIONS: Final = {
     name.lower().encode(): name
     for name in (
@@ -83,10 +75,6 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 _SIGNED: Final = re.compile(
     rb"(?i:(?:^|&)(?:X-Amz-(?:Algorithm|Signature|Credential)|AWSAccessKeyId|x-id|list-type)=)"
 )
-_SIGNATURES: Final = (b"AWS4-", b"AWS ")
-_BOTO_HEADER: Final = b"amz-sdk-invocation-id"
-"""botocore sends it with unsigned requests too."""
-
 _UPLOAD_STEPS: Final = {
     ("POST", b"uploads"): "CreateMultipartUpload",
     ("PUT", b"uploadId"): "UploadPart",
@@ -94,6 +82,7 @@ _UPLOAD_STEPS: Final = {
     ("DELETE", b"uploadId"): "AbortMultipartUpload",
 }
 _UPLOAD_PARAMETERS: Final = frozenset({b"uploads", b"uploadId", b"partNumber"})
+# Parameters that change what a request is about, and with that the meaning of its response.
 _SUBRESOURCES: Final = frozenset(
     b"accelerate acl analytics attributes cors encryption intelligent-tiering inventory"
     b" legal-hold lifecycle location logging metadataTable metrics notification object-lock"
@@ -103,13 +92,12 @@ _SUBRESOURCES: Final = frozenset(
     b" restore retention select session tagging torrent uploadId uploads versionId versioning"
     b" versions website".split()
 )
-"""Parameters that change what a request is about, and with that the meaning of its response."""
+# Subresources that GET and HEAD serve.
 _SERVED_OF_BUCKETS: Final = frozenset({b"location", b"versioning"})
-_SERVED_OF_KEYS: Final = frozenset({b"tagging"})
-"""Subresources that GET and HEAD serve."""
 _LIST_PARAMETERS: Final = frozenset(
     b"list-type delimiter encoding-type marker max-keys prefix".split()
 )
+# Headers that change the meaning of a write, so that it must not be done without them.
 _UNSERVED_HEADERS: Final = frozenset(
     b"if-unmodified-since x-amz-acl x-amz-grant-full-control x-amz-grant-read"
     b" x-amz-grant-read-acp x-amz-grant-write-acp x-amz-if-match-last-modified-time"
@@ -117,16 +105,13 @@ _UNSERVED_HEADERS: Final = frozenset(
     b" x-amz-server-side-encryption-customer-algorithm x-amz-tagging"
     b" x-amz-website-redirect-location x-amz-write-offset-bytes".split()
 )
-"""Headers that change the meaning of a write, so that it must not be done without them."""
-_PRIVATE_ACLS: Final = (b"private", b"bucket-owner-full-control")
-"""Access lists that grant nothing; some clients always send one."""
 
 
 def speaks_s3(request: Request) -> bool:
     """Return whether *request* comes from an S3 client: signed, ``x-id`` or ``list-type``."""
     return (
-        request.headers.get(b"authorization", b"").startswith(_SIGNATURES)
-        or _BOTO_HEADER in request.headers
+        request.headers.get(b"authorization", b"").startswith((b"AWS4-", b"AWS "))
+        or b"amz-sdk-invocation-id" in request.headers  # botocore sends it unsigned, too
         or _SIGNED.search(request.query) is not None
     )
 
@@ -139,12 +124,10 @@ def parameter_names(query: bytes) -> frozenset[bytes]:
 
 def upload_step(method: str, names: Collection[bytes]) -> str | None:
     """Return the operation of a multipart upload that a request of a key is, if any."""
-    if not names:
-        return None
-    steps = (
-        _UPLOAD_STEPS[each] for each in _UPLOAD_STEPS if each[0] == method and each[1] in names
-    )
-    return next(steps, None)
+    for (step_method, parameter), step in _UPLOAD_STEPS.items():
+        if method == step_method and parameter in names:
+            return step
+    return None
 
 
 def describes_bucket(names: Collection[bytes]) -> bool:
@@ -172,12 +155,14 @@ def demand_served(
     if step is not None:
         names -= _UPLOAD_PARAMETERS
     elif method in {"GET", "HEAD"}:
-        names -= _SERVED_OF_KEYS if of_key else _SERVED_OF_BUCKETS
+        names -= {b"tagging"} if of_key else _SERVED_OF_BUCKETS
     found = names & _SUBRESOURCES
     if step is not None or method in {"PUT", "DELETE"}:
+        sent = set(headers)
+        # Some clients always send an access list, which grants nothing.
+        if headers.get(b"x-amz-acl") in {b"private", b"bucket-owner-full-control"}:
+            sent.remove(b"x-amz-acl")
         # Presigned URLs have in the query what others have in headers.
-        is_private = headers.get(b"x-amz-acl") in _PRIVATE_ACLS
-        sent = headers.keys() - {b"x-amz-acl"} if is_private else headers.keys()
         found |= _UNSERVED_HEADERS & (names | sent)
     if found:
         raise UnsupportedError(f"{method} with {min(found).decode()} is not served")
@@ -269,7 +254,7 @@ def _parse_query(query_string: bytes) -> dict[str, str]:
     if parameters.get("list-type", "2") != "2":
         raise BadHeaderError("list-type is 2 for ListObjectsV2, and absent for ListObjects")
     is_encoded = parameters.get("encoding-type") == "url"
-    if not is_encoded and any(ord(letter) < _SPACE for letter in "".join(parameters.values())):
+    if not is_encoded and any(letter < " " for letter in "".join(parameters.values())):
         raise BadHeaderError("control characters go with encoding-type=url only")
     return parameters
 
@@ -285,9 +270,10 @@ def error_code(status: HTTPStatus, error: ShardgateError | None = None) -> str:
     """Return S3's code of an error."""
     if isinstance(error, errors.SignatureError):
         return error.code
-    special = None if error is None else _CODES_OF_ERRORS.get(type(error))
+    if error is not None and type(error) in _CODES_OF_ERRORS:
+        return _CODES_OF_ERRORS[type(error)]
     is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return special or _CODES.get(status, "InternalError" if is_ours else "InvalidRequest")
+    return _CODES.get(status, "InternalError" if is_ours else "InvalidRequest")
 
 
 def explain_to_s3(others: Explain) -> Explain:
@@ -297,7 +283,7 @@ def explain_to_s3(others: Explain) -> Explain:
         if not speaks_s3(request):
             return await others(request, failure)
         status = failure.status
-        if status is HTTPStatus.UNAUTHORIZED:
+        if status is HTTPStatus.UNAUTHORIZED:  # which S3 does not know
             status = HTTPStatus.FORBIDDEN
         return error_document(request, status, error_code(status, failure.error), failure.detail)
 
@@ -343,7 +329,8 @@ def copied(name: str, etag: ETag | None) -> bytes:
 
 def deleted(keys: Sequence[str], outcomes: Sequence[Outcome], *, is_quiet: bool) -> bytes:
     """Format the result of DeleteObjects."""
-    done, failed = list[Members](), list[Members]()
+    done: list[Members] = []
+    failed: list[Members] = []
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, ShardgateError):
             code = error_code(status_of(outcome), outcome)
@@ -389,7 +376,7 @@ def parse_deletion(body: bytes) -> Deletion:
     root = parse_xml(body, "Delete", {"Object", "Quiet"})
     keys: list[tuple[str, str | None]] = []
     for texts in map(texts_of, root.findall("Object")):
-        if unserved := _UNSERVED_OF_DELETION & texts.keys():
+        if unserved := {"VersionId", "Size", "LastModifiedTime"} & texts.keys():
             raise UnsupportedError(f"DeleteObjects by {min(unserved)} is not served")
         if not texts.get("Key") or texts.keys() - {"Key", "ETag"}:
             raise BadBodyError("an Object of the body has a Key, and maybe an ETag")
@@ -397,9 +384,6 @@ def parse_deletion(body: bytes) -> Deletion:
     if not 0 < len(keys) <= MAX_DELETED_KEYS:
         raise BadBodyError(f"the body names {len(keys)} keys, not 1 to {MAX_DELETED_KEYS}")
     return Deletion(keys, root.findtext("Quiet", "").strip() == "true")
-
-
-_UNSERVED_OF_DELETION: Final = frozenset({"VersionId", "Size", "LastModifiedTime"})
 
 
 class _TreeBuilder(ET.TreeBuilder):
@@ -419,7 +403,8 @@ class _TreeBuilder(ET.TreeBuilder):
         return super().end(tag.rpartition("}")[2])
 
     def start_ns(self, _: str, uri: str) -> None:
-        if len(uri) > _MAX_NAMESPACE:
+        longest = 256  # the parser writes it in front of the name of each element
+        if len(uri) > longest:
             raise BadBodyError("the body has a namespace of a very long name")
 
     def doctype(self, *_: object) -> None:
@@ -429,9 +414,10 @@ class _TreeBuilder(ET.TreeBuilder):
 def parse_xml(body: bytes, name: str, members: Collection[str]) -> ET.Element:
     """Parse an element *name* that has some of *members*. Raises: `BadBodyError`."""
     parser = ET.XMLParser(target=_TreeBuilder(), encoding="utf-8")  # noqa: S314
+    nbytes = 16 * 1024  # after an error the parser goes on to the end of what it was fed
     try:
-        for at in range(0, len(body), _PARSED_NBYTES):
-            parser.feed(body[at : at + _PARSED_NBYTES])
+        for at in range(0, len(body), nbytes):
+            parser.feed(body[at : at + nbytes])
         root: ET.Element = parser.close()
     except ET.ParseError as error:
         raise BadBodyError(f"the body is no XML: {error}") from None

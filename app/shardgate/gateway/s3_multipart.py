@@ -34,20 +34,19 @@ from shardgate.server.responses import NO_STORE
 from shardgate.storage.contract import ObjectHeaders
 from shardgate.write.uploads import Completion, PartName, Upload, Uploads
 
-MAX_PARTS: Final = 10_000
-"""As in S3."""
+MAX_PARTS: Final = 10_000  # as in S3
 _CHECKSUM: Final = b"x-amz-checksum-"
 _SIZE: Final = b"x-amz-mp-object-size"
 _MD5: Final = re.compile('"?([0-9a-f]{32})"?')
 _NUMBER: Final = re.compile("[0-9]{1,5}")
 _SOURCE_RANGE: Final = b"x-amz-copy-source-range"
 _BYTES: Final = re.compile(rb"bytes=([0-9]{1,18})-([0-9]{1,18})")
+# Headers that change the meaning of a copy, so that it must not be done without them.
 _UNSERVED: Final = (
     b"x-amz-copy-source-if-modified-since",
     b"x-amz-copy-source-if-unmodified-since",
     b"x-amz-copy-source-server-side-encryption-customer-algorithm",
 )
-"""Headers that change the meaning of a copy, so that it must not be done without them."""
 
 
 class MultipartUploads:
@@ -64,16 +63,14 @@ class MultipartUploads:
         }
 
     async def _create(self, request: WriteRequest) -> None:
-        """Begin an upload; the object gets the headers of this request."""
-        dataset, key = request.dataset, request.key
+        key = request.key
         if key.endswith("/"):
             raise BadKeyError("a key that ends in a slash is a folder: it has no bytes")
-        upload_id = await self._uploads.create(dataset, key, request.object_headers())
-        members = {"Bucket": dataset.name, "Key": key, "UploadId": upload_id}
+        upload_id = await self._uploads.create(request.dataset, key, request.object_headers())
+        members = {"Bucket": request.dataset.name, "Key": key, "UploadId": upload_id}
         await request.send_xml(dialect.to_xml("InitiateMultipartUploadResult", members))
 
     async def _put_part(self, request: WriteRequest) -> None:
-        """Store a part; its Content-Encoding does not become that of the object."""
         upload = _upload(request)
         number = parse_part_number(request.parameter("partNumber"))
         if number is None:
@@ -82,6 +79,7 @@ class MultipartUploads:
             raise BadHeaderError("a part with Content-Range is not served: parts are written whole")
 
         def put(payload: Payload, _: ObjectHeaders | None = None) -> Awaitable[ETag]:
+            # The object has the headers of the request that began the upload.
             return self._uploads.put_part(upload, number, payload.body)
 
         if COPY_SOURCE in request.headers:
@@ -90,8 +88,8 @@ class MultipartUploads:
             await request.send_written(await put(await request.read_payload()))
 
     async def _complete(self, request: WriteRequest) -> None:
-        """Join the parts; checksums in the headers are of the object, not of the list of parts."""
         upload = _upload(request)
+        # Checksums in the headers are of the object, not of the list of its parts.
         of_list = {k: v for k, v in request.headers.items() if not k.startswith(_CHECKSUM)}
         most_nbytes = dialect.MAX_DOCUMENT_NBYTES
         payload = await read_payload(
@@ -101,9 +99,10 @@ class MultipartUploads:
         check = partial(_check_object, request.headers)
         completion = Completion(parts, request.demand(), check)
         etag = await self._uploads.complete(upload, completion, request.held)
-        name, base = request.dataset.name, request.responder.request.base_path
+        name = request.dataset.name
+        base_path = request.responder.request.base_path
         members = {
-            "Location": f"{base}/{name}/{quote_segment(request.key)}",
+            "Location": f"{base_path}/{name}/{quote_segment(request.key)}",
             "Bucket": name,
             "Key": request.key,
             "ETag": etag or "",
@@ -120,10 +119,12 @@ def _upload(request: WriteRequest) -> Upload:
 
 
 def _check_object(headers: RequestHeaders, body: bytes) -> None:
-    """Check all parts together against *headers*, except checksums of checksums."""
+    """Check all parts together against *headers*."""
+    # A value with a hyphen is a checksum of the checksums of parts.
     checksums = {k: v for k, v in headers.items() if k.startswith(_CHECKSUM) and b"-" not in v}
     check_digests(b"", body, checksums)
-    if headers.get(_SIZE, b"%d" % len(body)) != b"%d" % len(body):
+    length = b"%d" % len(body)
+    if headers.get(_SIZE, length) != length:
         raise BadBodyError(f"the parts have {len(body)} bytes, {_SIZE.decode()} says otherwise")
 
 
@@ -174,7 +175,7 @@ async def copy(
 
     def choose(entity: Entity) -> Selection | None:
         if not is_sendable(entity.coding):
-            return None
+            return None  # it is inflated first
         if demand is not None and demand(entity.names) is not None:
             raise PreconditionFailedError(f"{key}: its version fails a precondition of the copy")
         wanted = part or ByteRange(0, entity.length)

@@ -33,12 +33,8 @@ from shardgate.settings import first_segment
 NAME: Final = "_shard"
 """First segment of the paths; the name is reserved."""
 PREFIX: Final = b"/_shard/"
-_LONGEST_S: Final = 2.0
-"""Longest look-up; after it the hash of the path has to do, as any replica can answer."""
-_CACHED_NBYTES: Final = 16 * 1024**2
 _CACHED_S: Final = 60.0
 _CACHE_CONTROL: Final = (b"cache-control", b"max-age=%d" % _CACHED_S)
-_OVERHEAD_NBYTES: Final = 512
 
 
 class ShardAffinity:
@@ -48,9 +44,11 @@ class ShardAffinity:
         self._proxies = proxies
         self._datasets = datasets
         self._resolver = resolver
-        self._names: SizedLRUCache[bytes, tuple[bytes, float]]
-        """Names and the times at which they expire, by path."""
-        self._names = SizedLRUCache(_CACHED_NBYTES, lambda path, _: len(path) + _OVERHEAD_NBYTES)
+        # Names and the times at which they expire, by path.
+        # An entry takes some 500 bytes beside its path.
+        self._names = SizedLRUCache[bytes, tuple[bytes, float]](
+            16 * 1024**2, lambda path, _: len(path) + 512
+        )
 
     def cached(self, request: Request) -> Response | None:
         """Return the response to a request of any method, if no index has to be read for it."""
@@ -66,10 +64,11 @@ class ShardAffinity:
     async def respond(self, request: Request, exchange: Exchange) -> None:
         """Answer a request, with the hash of its path if the look-up takes too long."""
         path = self._path_in(request)
-        headers = _hash_headers(path)[:1]
+        headers = _hash_headers(path)[:1]  # not to be cached: the next look-up may be faster
         if headers and self._may_know(path, request.peer):
+            # Without a name the hash of the path has to do, as any replica can answer.
             with suppress(ShardgateError, TimeoutError):
-                async with asyncio.timeout(_LONGEST_S):
+                async with asyncio.timeout(2.0):
                     name = _hash(await self._name(path))
                 self._names.put(path, (name, time.monotonic() + _CACHED_S))
                 headers = [(b"x-shard", name), _CACHE_CONTROL]

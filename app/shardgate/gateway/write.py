@@ -39,17 +39,6 @@ from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
 
 COPY_SOURCE: Final = b"x-amz-copy-source"
 FOREIGN: Final = "server.cors_origins does not name the page that would write"
-_MAX_METADATA_NBYTES: Final = 1800
-"""S3 takes 2,048, of which the service needs some for ids of writes."""
-_ETAG_OF_FOLDER: Final = ETag('"d41d8cd98f00b204e9800998ecf8427e"')
-"""S3's ETag of an empty object."""
-_NEEDED: Final = {
-    "PUT": "a key",
-    "DELETE": "a key, or ?prefix= of a folder in it",
-    "POST": "?delete",
-}
-"""Part that a request of a whole dataset lacks, by its method."""
-_WITHOUT_POST: Final = b"GET, HEAD, PUT, DELETE, OPTIONS"
 _WITH_POST: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 
 
@@ -80,16 +69,19 @@ class WriteRequest(NamedTuple):
 
     def demand(self, prefix: bytes = b"") -> Demand | None:
         """Parse the preconditions, whose names begin with *prefix*. Raises: `BadHeaderError`."""
-        sent = [self.headers.get(prefix + name) for name in (b"if-match", b"if-none-match")]
-        if sent == [None, None]:
-            return None
-        return parse_demand(*[None if each is None else each.decode("latin-1") for each in sent])
+        if_match = self.headers.get(prefix + b"if-match")
+        if_none_match = self.headers.get(prefix + b"if-none-match")
+        return parse_demand(
+            None if if_match is None else if_match.decode("latin-1"),
+            None if if_none_match is None else if_none_match.decode("latin-1"),
+        )
 
     def object_headers(self) -> ObjectHeaders:
         """Return the headers to store. Raises: `BadHeaderError`, `UnknownCodingError`."""
         stored = object_headers(self.headers)
         named = sum([name.startswith(METADATA) for name in self.headers])
-        if len(stored.metadata) < named or stored.nbytes > _MAX_METADATA_NBYTES:
+        most_nbytes = 1800  # S3 takes 2,048, of which the service needs some for ids of writes
+        if len(stored.metadata) < named or stored.nbytes > most_nbytes:
             raise BadHeaderError(
                 "user metadata is ASCII, of 1,800 bytes at most, and not named shardgate-…"
             )
@@ -151,11 +143,11 @@ class WritePlane:
         self._budget = budget
         self._max_chunk_nbytes = max_chunk_nbytes
         self._of_keys = {"PUT": self._put, "DELETE": self._delete, **upload_steps}
+        # By method, with the parameter that must be given.
         self._of_datasets = {
             "POST": (b"delete", self._delete_objects),
             "DELETE": (b"prefix", self._erase),
         }
-        """By method, with the parameter that must be given."""
 
     async def allowed_methods(self, request: Request) -> bytes:
         """Return the methods that are allowed on the path, whether or not it names an object."""
@@ -176,15 +168,18 @@ class WritePlane:
         with suppress(ShardgateError):  # of a session: the request itself will tell
             if await self._is_read_only(dataset, key or VirtualKey("")):
                 return ALLOW
-        is_posted = not key or dialect.upload_step("POST", names) is not None
-        return _WITH_POST if is_posted else _WITHOUT_POST
+        if key and dialect.upload_step("POST", names) is None:
+            return b"GET, HEAD, PUT, DELETE, OPTIONS"
+        return _WITH_POST
 
     async def _is_read_only(self, dataset: ServedDataset, key: VirtualKey) -> bool:
         return await self._resolver.is_read_only(*await self._sessions.route(dataset, key))
 
     async def respond(self, request: Request, incoming: IncomingBody, responder: Responder) -> None:
         """Answer *request*, whose body is *incoming*."""
-        method, query, key = request.method, request.query, request.key
+        method = request.method
+        query = request.query
+        key = request.key
         dataset = await self._authenticator.enter(request, request.name)
         names = dialect.parameter_names(query) if query else frozenset[bytes]()
         step = dialect.upload_step(method, names) if key and names else None
@@ -205,8 +200,11 @@ class WritePlane:
                 raise BadParameterError("prefix goes with a dataset, not with a key")
             handle = self._of_keys[step or method]
         else:
-            parameter, handler = self._of_datasets.get(method, (b"", None))
-            handle = handler if handler and parameter in names else partial(_refuse, method)
+            handle = partial(_refuse, method)
+            if method in self._of_datasets:
+                parameter, handler = self._of_datasets[method]
+                if parameter in names:
+                    handle = handler
         held = ByteReservation(self._budget)
         try:
             await handle(
@@ -220,9 +218,11 @@ class WritePlane:
             await held.release()
 
     async def _put(self, request: WriteRequest) -> None:
-        demand, headers = request.demand(), request.object_headers()
+        demand = request.demand()
+        headers = request.object_headers()
 
         async def put(payload: Payload, source: ObjectHeaders | None = None) -> ETag | None:
+            # A copy keeps the headers of its source, or else the coding.
             stored = source or headers._replace(coding=headers.coding or payload.coding)
             dataset, key = await self._sessions.route(request.dataset, request.key)
             return await self._writer.put(dataset, KeyWrite(key, payload.body, stored, demand))
@@ -239,7 +239,7 @@ class WritePlane:
             raise BadBodyError("a key that ends in a slash is a folder: its body must be empty")
         else:
             await self._check_folder(request.dataset, request.key)
-            etag = _ETAG_OF_FOLDER
+            etag = ETag('"d41d8cd98f00b204e9800998ecf8427e"')  # S3's of an empty object
         await request.send_written(etag)
 
     async def _check_folder(self, dataset: ServedDataset, key: VirtualKey) -> None:
@@ -248,9 +248,8 @@ class WritePlane:
             raise ReadOnlyError(f"{key} lies in a container that is read only")
 
     async def _delete(self, request: WriteRequest) -> None:
-        """Delete a key; S3 clients also delete folders, which do not exist as objects."""
         demand = request.demand()
-        if request.key.endswith("/"):
+        if request.key.endswith("/"):  # S3 clients delete folders, which are no objects here
             await self._check_folder(request.dataset, request.key)
         else:
             with suppress(BadKeyError):  # where no such chunk can be, none is
@@ -259,9 +258,8 @@ class WritePlane:
         await request.responder.send(HTTPStatus.NO_CONTENT, [NO_STORE])
 
     async def _delete_objects(self, request: WriteRequest) -> None:
-        """Answer DeleteObjects."""
-        request = request._replace(max_nbytes=dialect.MAX_DOCUMENT_NBYTES)
-        payload = await request.read_payload()
+        document = request._replace(max_nbytes=dialect.MAX_DOCUMENT_NBYTES)
+        payload = await document.read_payload()
         deletion = await asyncio.to_thread(dialect.parse_deletion, payload.body)
         outcomes = await self._delete_each(request.dataset, deletion)
         keys = [key for key, _ in deletion.keys]
@@ -270,7 +268,6 @@ class WritePlane:
     async def _delete_each(
         self, dataset: ServedDataset, deletion: dialect.Deletion
     ) -> list[Outcome]:
-        """Delete keys; a key that cannot exist, as below a folder's name, counts as deleted."""
         outcomes: dict[str, Outcome] = {}
         by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for key, etag in deletion.keys:
@@ -284,9 +281,10 @@ class WritePlane:
                     by_session[session_prefix(key) or ""].append(write)
             except ShardgateError as error:
                 outcomes[key] = error
-        for session, writes in by_session.items():
+        for session, writes in by_session.items():  # "" is that of keys outside of sessions
             written = await self._write_below(dataset, VirtualKey(f"{session}/"), writes)
             for each, outcome in zip(writes, written, strict=True):
+                # A key that cannot exist, as below the name of a folder, counts as deleted.
                 outcomes[each.key] = None if isinstance(outcome, BadKeyError) else outcome
         return [outcomes.get(key) for key, _ in deletion.keys]
 
@@ -309,6 +307,7 @@ class WritePlane:
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
         dataset, below = await self._sessions.route(request.dataset, check_key(prefix))
+        # A node of a session is deleted as a whole, all else key by key.
         nodes = await self._sessions.erase(dataset, below)
         count = nodes or await self._eraser.erase(dataset, below)
         body = json.dumps({"deleted": count}).encode()
@@ -316,13 +315,18 @@ class WritePlane:
 
 
 async def _refuse(method: str, request: WriteRequest) -> None:
-    """Refuse a request of a whole dataset; S3 clients that create a bucket expect 409."""
+    """Refuse a request of a whole dataset."""
     responder = request.responder
     if not dialect.speaks_s3(responder.request):
-        raise BadParameterError(f"{method} of a whole dataset needs {_NEEDED[method]}")
+        needed = {
+            "PUT": "a key",
+            "DELETE": "a key, or ?prefix= of a folder in it",
+            "POST": "?delete",
+        }
+        raise BadParameterError(f"{method} of a whole dataset needs {needed[method]}")
     if method != "PUT":
         raise UnsupportedError(f"{method} of a bucket is not served")
-    status = HTTPStatus.CONFLICT
+    status = HTTPStatus.CONFLICT  # as S3 answers clients that create a bucket again
     detail = f"the dataset {request.dataset.name} exists already"
     document = dialect.error_document(responder.request, status, "BucketAlreadyOwnedByYou", detail)
     await responder.send(status, [*cast("Headers", document.headers), NO_STORE], document.body)

@@ -29,9 +29,8 @@ from shardgate.settings import ServerSettings
 
 _ACCESS: Final = "shardgate.access"
 _FAILURES: Final = "shardgate.failures"
-_MAX_QUEUED: Final = 32 * 1024
 _PAUSE_S: Final = 0.1
-"""Time for which lines are gathered: waking the thread for each would cost as much as its line."""
+# A name in a message must not begin a line of its own.
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
 _app_log: Final = logging.getLogger("shardgate")
@@ -73,8 +72,8 @@ class AccessLog:
         self._thread.start()
 
     def add(self, record: AccessRecord) -> None:
-        """Write *record* soon, or drop it if too many wait for a slow reader."""
-        if self._queue.qsize() < _MAX_QUEUED:
+        """Write *record* soon, or drop it if too many wait."""
+        if self._queue.qsize() < 32 * 1024:  # with a slow reader memory would grow
             self._queue.put(record)
 
     def close(self) -> None:
@@ -84,22 +83,22 @@ class AccessLog:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        """Write pieces of up to ``PIPE_BUF`` bytes, which a pipe takes whole, until `None`."""
         lines = b""
         while (record := self._queue.get()) is not None:
             line = self._format(record)
-            if len(lines) + len(line) > select.PIPE_BUF:
+            if len(lines) + len(line) > select.PIPE_BUF:  # a pipe takes no more as a whole
                 self._write(lines)
                 lines = b""
             lines += line
             if self._queue.empty():
                 self._write(lines)
                 lines = b""
+                # Lines are gathered: to wake the thread for each would cost as much as its line.
                 self._is_closing.wait(_PAUSE_S)
         self._write(lines)
 
     def _write(self, lines: bytes) -> None:
-        """Write *lines*, waiting for a full pipe or disk; drop them if nobody reads."""
+        """Write *lines*, waiting for a full pipe or disk; drop them if the pipe has no reader."""
         while lines:
             try:
                 lines = lines[os.write(self._descriptor, lines) :]
@@ -107,7 +106,7 @@ class AccessLog:
                 select.select([], [self._descriptor], [])
             except BrokenPipeError:
                 return
-            except OSError:
+            except OSError:  # such as a full disk, which may get room
                 if self._is_closing.wait(_PAUSE_S):
                     return
 
@@ -154,10 +153,9 @@ def _format_json(record: AccessRecord) -> bytes:
 
 
 def _dump(value: object) -> bytes:
-    """Return *value* as JSON; orjson refuses lone surrogates, which tokens may contain."""
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:
+    except orjson.JSONEncodeError:  # of lone surrogates, which tokens may contain
         return json.dumps(value).encode()
 
 
@@ -183,7 +181,8 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format *record*."""
         request = current_request.get()
-        time, message = timestamp(int(record.created * 1000)), record.getMessage()
+        time = timestamp(int(record.created * 1000))
+        message = record.getMessage()
         request_id = None if request is None else request.request_id.decode()
         trace_id = None if request is None else request.trace_id or None
         trace = self._traceback(record, request)
@@ -199,8 +198,10 @@ class LineFormatter(logging.Formatter):
             }
             return orjson.dumps({k: v for k, v in line.items() if v is not None}).decode()
         text = f"{time} {record.levelname} {record.name} {message.translate(_CONTROLS)}"
-        text += "" if request_id is None else f" request={request_id}"
-        text += "" if trace_id is None else f" trace_id={trace_id}"
+        if request_id is not None:
+            text += f" request={request_id}"
+        if trace_id is not None:
+            text += f" trace_id={trace_id}"
         return text if trace is None else f"{text}\n{trace}"
 
     def _traceback(self, record: logging.LogRecord, request: RequestContext | None) -> str | None:
@@ -263,7 +264,9 @@ def log_failure(status: HTTPStatus, error: ShardgateError, dataset: str = "") ->
     is_public = request is not None and not request.is_private
     has_reason = is_public or _failures_log.isEnabledFor(logging.DEBUG)
     reason = mask_tokens(str(error)) if has_reason else type(error).__name__
-    name = dataset or (request and request.dataset) or "no dataset"
+    if request is not None and not dataset:
+        dataset = request.dataset
+    name = dataset or "no dataset"
     _failures_log.warning("%d, %s: %s", status, name, reason)
 
 

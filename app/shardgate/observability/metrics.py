@@ -37,9 +37,6 @@ from shardgate.storage.wrappers import Call
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-_CHANGES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_NO_ERRORS: Final = (RangeNotSatisfiedError, asyncio.CancelledError, GeneratorExit)
-"""Results of empty and short objects, and of clients that leave: no errors of the store."""
 
 type _Cache = SizedLRUCache[Any, Any]
 type _Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -55,8 +52,8 @@ OTHER_METHOD: Final = "other"
 NO_DATASET: Final = ""
 """Label of the control plane, and of names that are no configured dataset."""
 
+# A possible token in a path, wherever it stands, percent-encoded any number of times.
 _TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
-"""A possible token in a path, wherever it stands, percent-encoded any number of times."""
 
 
 class RequestContext:
@@ -72,11 +69,17 @@ class RequestContext:
     ) -> None:
         """Record the start time; logs withhold the texts of errors if *is_private*."""
         self.started_at = time.perf_counter()
-        self.method, self.dataset, self._key = method, dataset, key
-        self.client, self.is_private = client, is_private
-        self.request_id, self.caller, self.trace_id = b"", "", ""
+        self.method = method
+        self.dataset = dataset
+        self._key = key
+        self.client = client
+        self.is_private = is_private
+        self.request_id = b""
+        self.caller = ""
+        self.trace_id = ""
         self.span: Any = None
-        self.status = self.nbytes = 0
+        self.status = 0
+        self.nbytes = 0
         self.outcome: Outcome = "gone"
 
     @property
@@ -121,6 +124,7 @@ class Metrics(Collector):
 
     def __init__(self, datasets: Iterable[str], *, worker: str | None = None) -> None:
         """Expose requests of each of *datasets*; *worker* names one of several processes."""
+        # Times of creation would double the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._worker = worker
         self.registry = CollectorRegistry()
@@ -170,8 +174,8 @@ class RequestMetrics(Collector):
     """
 
     def __init__(self, datasets: Iterable[str], registry: CollectorRegistry) -> None:
+        # By dataset, method and outcome.
         self._requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """By dataset, method and outcome."""
         self._sent_nbytes = defaultdict(int, dict.fromkeys((NO_DATASET, *datasets), 0))
         registry.register(self)
         self._seconds = Histogram(
@@ -223,7 +227,10 @@ class StoreMetrics:
         self._errors = counter("shardgate_upstream_errors", text, ["store", "error"])
         text = "Inner chunks put or deleted by one rewrite of their shard"
         self._changes = Histogram(
-            "shardgate_rewrite_changes", text, buckets=_CHANGES, registry=registry
+            "shardgate_rewrite_changes",
+            text,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+            registry=registry,
         )
         text = "Rewrites of shards begun anew because another writer was faster"
         self._conflicts = counter("shardgate_swaps_lost", text)
@@ -240,10 +247,13 @@ class StoreMetrics:
     def on_call(self, call: Call) -> None:
         """Count a finished call of a store."""
         store = store_of(call.ref.bucket)
-        labels = store, call.method, call.kind
+        labels = (store, call.method, call.kind)
         self._bytes_of(*labels).inc(call.nbytes)
         self._seconds_of(*labels).observe(call.seconds)
-        if call.error is not None and not isinstance(call.error, _NO_ERRORS):
+        # Empty and short objects, and clients that leave, are no errors of the store.
+        if call.error is not None and not isinstance(
+            call.error, RangeNotSatisfiedError | asyncio.CancelledError | GeneratorExit
+        ):
             self._errors.labels(store, error_label(call.error)).inc()
 
     def on_write(self, notice: WriteNotice) -> None:
@@ -262,8 +272,8 @@ class CacheMetrics(Collector):
     """Caches and byte budgets, read when they are scraped."""
 
     def __init__(self) -> None:
+        # By label and identity: readers may share a cache.
         self._caches: defaultdict[str, dict[int, _Cache]] = defaultdict(dict)
-        """By label and identity: readers may share a cache."""
         self._counters: defaultdict[str, list[CacheCounters]] = defaultdict(list)
         self._budgets: dict[str, ByteBudget] = {}
 

@@ -10,7 +10,6 @@ from shardgate.observability.metrics import RequestContext, error_label, store_o
 from shardgate.storage.wrappers import Call
 
 _NAME: Final = "shardgate"
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 class Tracing:
@@ -65,7 +64,8 @@ class Tracing:
 
     def on_call(self, call: Call) -> None:
         """Make the span of a finished call of a store."""
-        ended_ns, store = time.time_ns(), store_of(call.ref.bucket)
+        ended_ns = time.time_ns()
+        store = store_of(call.ref.bucket)
         span = self._tracer.start_span(
             f"{call.method} {store}",
             kind=self._api.SpanKind.CLIENT,
@@ -86,7 +86,8 @@ class Tracing:
 def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
     """Return the tracing of OpenTelemetry's variables. Raises: `ConfigurationError`."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
-    is_wanted = bool(exporter) or any(environ.get(name) for name in _ENDPOINTS)
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    is_wanted = bool(exporter) or any(environ.get(name) for name in endpoints)
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"
     if is_off or not is_wanted:
         return None

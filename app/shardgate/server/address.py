@@ -54,25 +54,20 @@ class Address:
 
     @property
     def is_trustworthy(self) -> bool:
-        """Return whether nobody can listen on the way: it is encrypted, or on this machine."""
+        """Return whether the way is encrypted, or within this machine."""
         host = self.origin.partition("://")[2]
         return self.is_secure or _THIS_MACHINE.fullmatch(host) is not None
 
 
 def address_of(request: RouteRequest) -> Address:
     """Return the address that *request* of a route came to."""
-    headers, token = request.headers, request.scope["token"]
-    return Address.of(
-        headers.get("host", ""),
-        headers.get("x-forwarded-proto", request.scope["scheme"]),
-        quote(request.scope["root_path"]),
-        None if token is None else quote(token, safe="%"),
-    )
+    return address_reached_by(request.scope["responder"].request)
 
 
 def address_reached_by(request: Request) -> Address:
     """Return the address that *request* came to."""
-    headers, token = request.headers, request.token
+    headers = request.headers
+    token = request.token
     scheme = "http" if request.asgi is None else request.asgi.scope["scheme"]
     return Address.of(
         headers.get(b"host", b"").decode("latin-1"),

@@ -25,13 +25,7 @@ from shardgate.server.request import (
 BY_NAME: Final = "shardgate.headers"
 """Member of a scope with the headers by name, where the server has them so."""
 _BODY: Final = "http.response.body"
-_CLOSE: Final = (b"connection", b"close")
-_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
-"""For every response; our own server adds it to refusals too."""
-_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_PREFIX: Final = PathPrefix()
-_GRACE_S: Final = 0.05
-"""Work that ends sooner is not watched: a watcher costs 10 µs."""
 
 
 class AsgiApp:
@@ -57,8 +51,7 @@ class AsgiApp:
         self.refuse = app.refuse
         self._lifespan = lifespan
         self._timeout_s = timeout_s
-        self._others = Router(lifespan=self.lifespan)
-        """Runs the lifespan, and closes WebSockets."""
+        self._others = Router(lifespan=self.lifespan)  # runs the lifespan, and closes WebSockets
         self._is_open = False
         self._unclosed = AsyncExitStack()
 
@@ -82,8 +75,9 @@ class AsgiApp:
         if headers is None:
             headers = combine_headers(list(scope["headers"]))
         body = IncomingBody(receive, headers, timeout_s=self._timeout_s)
-        is_read = scope["method"] in _READS
-        more = [] if BY_NAME in scope else [_NOSNIFF]
+        is_read = scope["method"] in {"GET", "HEAD", "OPTIONS"}
+        # Our own server adds the header to all responses, refusals included.
+        more = [] if BY_NAME in scope else [(b"x-content-type-options", b"nosniff")]
         exchange = AsgiExchange(send, None if is_read else body, more)
         asgi = Asgi(scope, receive, exchange.send)
         request = request_of(scope, headers, body, asgi, self.prefix)
@@ -106,15 +100,19 @@ def request_of(
     prefix: PathPrefix = _NO_PREFIX,
 ) -> Request:
     """Return the request of a *scope* with *headers*."""
+    # Servers may leave out the path as it was sent.
     sent_path = scope.get("raw_path") or quote(scope["path"]).encode()
     mount = scope.get("root_path", "").rstrip("/")
-    fields, peer = list(scope["headers"]), peer_of(scope.get("client"))
+    peer = peer_of(scope.get("client"))
     outer, raw_path = prefix.split(strip_prefix(sent_path, mount), headers, peer)
     if f"{mount}/".startswith(f"{outer}/"):  # the server of the other application knows it too
         outer = ""
-    request = Request(scope["method"], raw_path, fields, headers, peer)
-    request.query, request.body, request.asgi = scope["query_string"], body, asgi
-    request.root_path, request.sent_path = outer + mount, sent_path
+    request = Request(scope["method"], raw_path, list(scope["headers"]), headers, peer)
+    request.query = scope["query_string"]
+    request.body = body
+    request.asgi = asgi
+    request.root_path = outer + mount
+    request.sent_path = sent_path
     return request
 
 
@@ -141,13 +139,16 @@ class AsgiExchange:
 
     async def write(self, response: Response) -> None:
         """Write *response*, and drop an unread body before the end: the client may read late."""
-        status, headers, body = response.status, response.headers, response.body
+        headers = response.headers
         if isinstance(headers, bytes):
-            headers = _parse_lines(headers)
+            pairs = (line.partition(b": ") for line in headers.split(b"\r\n")[:-1])
+            headers = [(name, value) for name, _, value in pairs]
         unread = self._body if self._body is not None and self._body.is_unread else None
         if unread is not None:
-            headers = [*headers, _CLOSE]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            headers = [*headers, (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await self.send(start)
+        body = response.body
         if isinstance(body, bytes) and unread is None:
             await self.send({"type": _BODY, "body": body})
             return
@@ -161,11 +162,6 @@ class AsgiExchange:
         await self.send({"type": _BODY, "body": b""})
 
 
-def _parse_lines(lines: bytes) -> Headers:
-    pairs = (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])
-    return [(name, value) for name, _, value in pairs]
-
-
 class UntilDisconnect:
     """Cancels the block on ``http.disconnect``. Raises: `ClientGoneError`, out of the block."""
 
@@ -177,7 +173,8 @@ class UntilDisconnect:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._owner = asyncio.current_task()
-        self._start = loop.call_later(_GRACE_S, self._watch)
+        # A watcher costs 10 µs: work that ends soon has none.
+        self._start = loop.call_later(0.05, self._watch)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -185,7 +182,7 @@ class UntilDisconnect:
         if self._watcher is not None:
             self._watcher.cancel()
         if self._has_gone and self._owner is not None:
-            self._owner.uncancel()
+            self._owner.uncancel()  # the request ends, not the task of the server
             raise ClientGoneError
 
     def _watch(self) -> None:

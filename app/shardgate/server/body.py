@@ -29,23 +29,14 @@ from shardgate.formats.compression import announced_nbytes
 from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.storage.http_headers import content_coding
 
-SLOWEST_NBYTES_PER_S: Final = 16 * 1024
-"""Slowest average rate of a client after the first while; a slower one holds memory in vain."""
-
-_LINGER_S: Final = 2.0
-"""A connection closed at once, while bytes still arrive, would lose the response."""
-_LINGER_NBYTES: Final = 64 * 1024**2
-_DOCUMENT_NBYTES: Final = 64 * 1024
-_IN_THREAD_NBYTES: Final = 128 * 1024
-"""Checksums of longer bodies are computed off the event loop."""
-_FRAMES_NBYTES: Final = 16 * 1024
+_IN_THREAD_NBYTES: Final = 128 * 1024  # checksums of longer bodies are computed off the event loop
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
 _CODINGS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9a-z-]+(, |$))*")
 _CRC_NBYTES: Final = 4
 _SHA256: Final = re.compile(rb"[0-9a-f]{64}")
+# Holds a digest of the body as it was sent, or a word for the way in which it was signed.
 _CONTENT_SHA256: Final = b"x-amz-content-sha256"
-"""Holds a digest of the body as it was sent, or a word for the way in which it was signed."""
 
 
 class FrameSignatures(Protocol):
@@ -99,10 +90,12 @@ class IncomingBody:
 
     async def _read(self, most_nbytes: int, held: ByteReservation) -> bytes:
         """Read up to *most_nbytes* into one buffer, so that memory never holds them twice."""
-        body, waited_s = BytesIO(), 0.0
+        body = BytesIO()
+        waited_s = 0.0
         while self.is_unread:
             arrived = body.tell()
-            left_s = self._timeout_s + arrived / SLOWEST_NBYTES_PER_S - waited_s
+            # A client that is slower than 16 KiB/s on average holds memory in vain.
+            left_s = self._timeout_s + arrived / (16 * 1024) - waited_s
             began_at = asyncio.get_running_loop().time()
             piece, self.is_unread = await self._next(min(left_s, self._timeout_s))
             waited_s += asyncio.get_running_loop().time() - began_at
@@ -114,13 +107,15 @@ class IncomingBody:
 
     async def drain(self) -> None:
         """Read and drop the rest, for a bounded time and up to a bounded size."""
-        if self._is_expecting:
+        if self._is_expecting:  # the client sends the body only if it is told to
             return
+        # A connection closed at once, while bytes still arrive, would lose the response.
+        longest_s = 2.0
         dropped = 0
         with suppress(TimeoutError, ClientGoneError):
-            async with asyncio.timeout(_LINGER_S):
-                while self.is_unread and dropped < _LINGER_NBYTES:
-                    piece, self.is_unread = await self._next(_LINGER_S)
+            async with asyncio.timeout(longest_s):
+                while self.is_unread and dropped < 64 * 1024**2:
+                    piece, self.is_unread = await self._next(longest_s)
                     dropped += len(piece)
 
     async def _next(self, longest_s: float) -> tuple[bytes, bool]:
@@ -191,7 +186,8 @@ async def read_payload(
     if coding.is_framed:
         name = _DECODED_LENGTH.decode()
         length = _parse_length(headers.get(_DECODED_LENGTH), name, most_nbytes)
-        framed = await incoming.read_framed(length + length // 8 + _FRAMES_NBYTES, held)
+        # Lines of frames, and trailers, add less than an eighth to all but short bodies.
+        framed = await incoming.read_framed(length + length // 8 + 16 * 1024, held)
         await held.reserve(len(framed) + min(length, len(framed)))
         is_long = len(framed) > _IN_THREAD_NBYTES
         body = await run_in_thread(
@@ -223,10 +219,6 @@ def _unframe(
 
 _SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,12}")
 _CRLF: Final = b"\r\n"
-_CHUNK_SIGNATURE: Final = b"chunk-signature="
-_TRAILER_SIGNATURE: Final = b"x-amz-trailer-signature"
-_LONGEST_LINE: Final = 1024
-_LONGEST_TRAILERS: Final = 16 * 1024
 
 
 def decode_aws_chunked(
@@ -239,7 +231,9 @@ def decode_aws_chunked(
 
     Raises: `BadBodyError`, `SignatureError`.
     """
-    pieces, at, view = [], 0, memoryview(data)
+    pieces = []
+    at = 0
+    view = memoryview(data)
     while True:
         size, signature, at = _parse_frame_line(data, at)
         piece = view[at : at + size]
@@ -263,15 +257,16 @@ def decode_aws_chunked(
 
 def _parse_frame_line(data: bytes, at: int) -> tuple[int, bytes, int]:
     """Return the size of the frame at *at*, its signature if any, and where its bytes begin."""
-    end = data.find(_CRLF, at, at + _LONGEST_LINE)
-    size, _, extension = data[at : max(at, end)].partition(b";")
+    end = data.find(_CRLF, at, at + 1024)
+    line = data[at : max(at, end)]  # empty if there is no end
+    size, _, extension = line.partition(b";")
     if not _SIZE.fullmatch(size):
         raise BadBodyError("the aws-chunked body is truncated, or malformed")
-    return int(size, 16), extension.removeprefix(_CHUNK_SIGNATURE), end + len(_CRLF)
+    return int(size, 16), extension.removeprefix(b"chunk-signature="), end + len(_CRLF)
 
 
 def _parse_trailers(data: bytes) -> Sequence[tuple[bytes, bytes]]:
-    if not (data == _CRLF or data.endswith(b"\n" + _CRLF)) or len(data) > _LONGEST_TRAILERS:
+    if not (data == _CRLF or data.endswith(b"\n" + _CRLF)) or len(data) > 16 * 1024:
         raise BadBodyError("the trailers of the aws-chunked body are truncated, or too long")
     trailers = []
     for line in data.split(b"\n"):
@@ -289,12 +284,13 @@ def _check_trailers(chain: FrameSignatures, trailers: Sequence[tuple[bytes, byte
         if trailers:
             raise SignatureError("SignatureDoesNotMatch", "the trailers are not signed")
         return
-    *signed, (name, signature) = trailers or [(b"", b"")]
-    if name != _TRAILER_SIGNATURE:
+    if not trailers or trailers[-1][0] != b"x-amz-trailer-signature":
         raise SignatureError("SignatureDoesNotMatch", "the trailers end without a signature")
+    *signed, (_, signature) = trailers
     chain.check_trailers(b"".join(b"%b:%b\n" % trailer for trailer in signed), signature)
 
 
+# Algorithms of the libraries in use; other checksums are not checked.
 _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
     b"content-md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
     b"x-amz-checksum-crc32": lambda data: zlib.crc32(data).to_bytes(_CRC_NBYTES, "big"),
@@ -303,7 +299,6 @@ _DIGESTS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
     b"x-amz-checksum-sha256": lambda data: hashlib.sha256(data).digest(),
     b"x-amz-checksum-sha512": lambda data: hashlib.sha512(data).digest(),
 }
-"""Algorithms of the libraries in use; other checksums are not checked."""
 _DIGEST_NAMES: Final = frozenset({*_DIGESTS, _CONTENT_SHA256})
 
 
@@ -335,11 +330,11 @@ class RequestBodyReader:
         `DigestError`, `SignatureError`, `BusyError`.
         """
         incoming: IncomingBody = request.scope["body"]
-        headers, held = incoming.headers, ByteReservation(self._budget)
+        held = ByteReservation(self._budget)
         try:
-            if ContentCoding.parse(headers).name:
+            if ContentCoding.parse(incoming.headers).name:
                 raise UnknownCodingError("the body must come without Content-Encoding")
-            payload = await read_payload(incoming, headers, held, most_nbytes=most_nbytes)
+            payload = await read_payload(incoming, incoming.headers, held, most_nbytes=most_nbytes)
             yield payload.body
         except ShardgateError:
             await incoming.drain()
@@ -352,11 +347,11 @@ class RequestBodyReader:
         try:
             incoming: IncomingBody = request.scope["body"]
             if not incoming.is_unread:
-                check_digests(b"", b"", incoming.headers)
+                check_digests(b"", b"", incoming.headers)  # which may be signed
                 if incoming.signatures is not None:
                     raise BadBodyError("the signed aws-chunked body is empty")
                 return model.model_validate_json(b"{}")
-            async with self.read_body(request, _DOCUMENT_NBYTES) as body:
+            async with self.read_body(request, 64 * 1024) as body:
                 return model.model_validate_json(body)
         except ValidationError as error:
             raise BadBodyError(first_fault(error)) from None

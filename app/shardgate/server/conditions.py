@@ -18,8 +18,8 @@ from shardgate.storage.http_headers import CODING_ALIASES, parse_date
 
 _RANGE: Final = re.compile(r"([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _QUOTED_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+# Clients of S3 may leave the quotes out.
 _TAG: Final = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"|[^\s",*][^\s",]*'
-"""Clients of S3 may leave the quotes out."""
 _TAG_LIST: Final = re.compile(rf"[\s,]*(?:{_TAG})(?:\s*,[\s,]*(?:{_TAG}))*[\s,]*")
 _EACH_TAG: Final = re.compile(_TAG)
 _NO_WEIGHT: Final = re.compile(r"\s*q=0(?:\.0*)?\s*")
@@ -49,7 +49,8 @@ def parse_range(header: str) -> ByteRequest | None:
         if int(last) == 0:
             raise UnsatisfiableError
         return SuffixRange(int(last))
-    start, stop = int(first), int(last) + 1 if last else EVERYTHING.stop
+    start = int(first)
+    stop = int(last) + 1 if last else EVERYTHING.stop
     if stop <= start:
         raise BadHeaderError("Range ends before it begins")
     return ByteRange(start, stop)
@@ -110,7 +111,7 @@ def parse_demand(if_match: str | None, if_none_match: str | None) -> Demand | No
 def _parse_tags(name: str, value: str) -> Callable[[Sequence[ETag]], bool]:
     """Parse a list of entity tags; only If-None-Match compares weakly (§13.1.2)."""
     if value.strip() == "*":
-        return bool
+        return bool  # any version matches
     if not _TAG_LIST.fullmatch(value):
         raise BadHeaderError(f"{name} is no list of entity tags")
     tags = {tag if tag.endswith('"') else f'"{tag}"' for tag in _EACH_TAG.findall(value)}
@@ -135,7 +136,7 @@ class Conditions(NamedTuple):
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
-        """Pick the headers that matter; Range has a meaning for GET only (§14.2)."""
+        """Pick the headers that matter."""
         if method == "GET" and _NAMES.isdisjoint(headers):
             return _PLAIN_GET
         fields = {
@@ -145,7 +146,7 @@ class Conditions(NamedTuple):
         }
         is_head = method == "HEAD"
         if is_head:
-            fields.pop("range", None)
+            fields.pop("range", None)  # it has a meaning for GET only (§14.2)
         return Conditions(is_head, **fields, is_unconditional=False)
 
     @property
@@ -159,8 +160,10 @@ class Conditions(NamedTuple):
         dates = self.if_modified_since or self.if_unmodified_since
         if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
             return None
+        if self.range is None:
+            return EVERYTHING
         try:
-            return (self.range and parse_range(self.range)) or EVERYTHING
+            return parse_range(self.range) or EVERYTHING
         except UnsatisfiableError:
             return None
 
@@ -228,13 +231,16 @@ def choose(
         return conditions.choose(entity.etag, entity.length, entity.modified_s)
     if not is_sendable(coding):
         if conditions.is_head:
+            # Such a coding has the length in its name: no byte is read for HEAD.
             nbytes = announced_nbytes(coding, b"")
             return conditions.choose(entity.inflated_etag, nbytes, entity.modified_s)
         return _choose_unread(conditions, entity)
     accepted, is_s3 = negotiate()
     if not is_s3:
         is_accepted = accepts(coding, accepted)
-        can_inflate = coding in CODINGS and not refuses_identity(accepted)
+        # `identity;q=0` refuses the inflated form; `*;q=0` alone refuses codings only.
+        refuses_identity = _parse_accepted(accepted).get("identity", False)
+        can_inflate = coding in CODINGS and not refuses_identity
         if can_inflate and not (is_accepted and conditions.is_plain_get):
             return _choose_unread(conditions, entity)
         if not is_accepted:
@@ -262,12 +268,8 @@ def accepts(coding: str, header: bytes | None) -> bool:
     Without the header none is accepted (§12.5.3 permits any; obstore cannot decode them).
     """
     refused = _parse_accepted(header)
-    return not any(refused.get(name, refused.get("*", True)) for name in coding.split(", "))
-
-
-def refuses_identity(header: bytes | None) -> bool:
-    """Return whether Accept-Encoding has ``identity;q=0``; ``*;q=0`` alone refuses codings only."""
-    return _parse_accepted(header).get("identity", False)
+    refuses_others = refused.get("*", True)
+    return not any(refused.get(name, refuses_others) for name in coding.split(", "))
 
 
 @lru_cache(maxsize=256)

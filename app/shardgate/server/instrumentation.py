@@ -64,13 +64,16 @@ class InstrumentedApp:
         response = self.app.cached(request)
         if response is None or request.name in self._unobserved:
             return response
-        status, body = response.status, response.body
+        status = response.status
+        body = response.body
         nbytes = len(body) if isinstance(body, bytes) else 0
         outcome: Outcome = "not_modified" if status is _NOT_MODIFIED else "hit"
         self.metrics.count(request.name, "GET", outcome, nbytes)
         if self._tracing is not None or self._has_keys:
             context = self._context(request)
-            context.status, context.nbytes, context.outcome = status, nbytes, outcome
+            context.status = status
+            context.nbytes = nbytes
+            context.outcome = outcome
             self._record(context, None)
         elif self._access_log is not None:
             client = self._client(request) if self._proxies else request.peer
@@ -91,11 +94,15 @@ class InstrumentedApp:
         return refusal
 
     def _context(self, request: Request) -> RequestContext:
-        dataset, key = request.name, request.raw_path[1:].decode("latin-1")
-        if (is_public := self._is_public.get(dataset)) is None:
-            dataset, is_public = NO_DATASET, self._is_all_public
+        path = request.raw_path[1:].decode("latin-1")
+        if request.name in self._is_public:
+            dataset = request.name
+            key = path.partition("/")[2]
+            is_public = self._is_public[dataset]
         else:
-            key = key.partition("/")[2]
+            dataset = NO_DATASET
+            key = path
+            is_public = self._is_all_public
         client = self._client(request) if self._proxies else request.peer
         method = request.method if request.method in METHODS else OTHER_METHOD
         context = RequestContext(method, dataset, key, client, is_private=not is_public)
@@ -119,13 +126,14 @@ class InstrumentedApp:
         try:
             await self.app.respond(request, exchange)
         except CancelledError:
-            raise
+            raise  # the client has gone
         except BaseException:
             is_failed = True
             raise
         finally:
             self.metrics.in_flight -= 1
-            context.status, context.nbytes = exchange.status, exchange.sent_nbytes
+            context.status = exchange.status
+            context.nbytes = exchange.sent_nbytes
             if exchange.response_complete:
                 context.outcome = outcome_of(context.status)
             if is_failed:

@@ -1,7 +1,7 @@
 """Errors as responses: one table of statuses, RFC 9457 problem documents."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -9,70 +9,60 @@ from shardgate import errors
 from shardgate.errors import ShardgateError
 from shardgate.server.request import Headers, Response
 
-_BY_STATUS: Final[Mapping[HTTPStatus, Sequence[type[ShardgateError]]]] = {
-    HTTPStatus.BAD_REQUEST: (
-        errors.BadKeyError,
-        errors.BadHeaderError,
-        errors.BadParameterError,
-        errors.BadBodyError,
-        errors.DigestError,
-        errors.BadPartError,
-        errors.PartOrderError,
-    ),
-    HTTPStatus.LENGTH_REQUIRED: (errors.LengthRequiredError,),
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (errors.TooLargeError,),
-    HTTPStatus.REQUEST_TIMEOUT: (errors.SlowBodyError,),
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: (errors.UnknownCodingError,),
-    HTTPStatus.NOT_IMPLEMENTED: (errors.UnsupportedError,),
-    HTTPStatus.FORBIDDEN: (
-        errors.ForeignPageError,
-        errors.SignatureError,
-        errors.ForbiddenError,
-        errors.UnwritableError,
-        errors.NotAllowedError,
-        errors.StorageDeniedError,
-    ),
-    HTTPStatus.MISDIRECTED_REQUEST: (errors.MisdirectedError,),
-    HTTPStatus.UNAUTHORIZED: (errors.UnauthenticatedError,),
-    HTTPStatus.TOO_MANY_REQUESTS: (errors.TooManyRequestsError,),
-    HTTPStatus.PRECONDITION_FAILED: (errors.PreconditionFailedError,),
-    HTTPStatus.NOT_FOUND: (
-        errors.UnknownUploadError,
-        errors.UnknownDatasetError,
-        errors.UnknownRepositoryError,
-        errors.UnknownRefError,
-        errors.UnknownSessionError,
-        errors.UnknownTokenError,
-    ),
-    HTTPStatus.CONFLICT: (errors.ConflictError, errors.CommitConflictError),
-    HTTPStatus.METHOD_NOT_ALLOWED: (errors.ReadOnlyError,),
-    HTTPStatus.SERVICE_UNAVAILABLE: (
-        errors.OfflineError,
-        errors.ClockSkewError,
-        errors.BusyError,
-        errors.IssuerUnavailableError,
-        errors.TokenRecordsError,
-        errors.StorageSkewError,
-        errors.StorageThrottledError,
-        errors.StorageUnavailableError,
-        errors.TruncatedReadError,
-        errors.MetadataMissingError,
-        errors.VersionChangedError,
-    ),
-    HTTPStatus.LOCKED: (errors.LockedError,),
-    HTTPStatus.GATEWAY_TIMEOUT: (errors.OverdueError, errors.StorageTimeoutError),
-    HTTPStatus.FAILED_DEPENDENCY: (
-        errors.ConfigurationError,
-        errors.StorageUnusableError,
-        errors.StorageRedirectError,
-        errors.RangeNotSatisfiedError,
-        errors.DamagedError,
-    ),
+STATUS: Final[Mapping[type[ShardgateError], HTTPStatus]] = {
+    errors.BadKeyError: HTTPStatus.BAD_REQUEST,
+    errors.BadHeaderError: HTTPStatus.BAD_REQUEST,
+    errors.BadParameterError: HTTPStatus.BAD_REQUEST,
+    errors.BadBodyError: HTTPStatus.BAD_REQUEST,
+    errors.DigestError: HTTPStatus.BAD_REQUEST,
+    errors.BadPartError: HTTPStatus.BAD_REQUEST,
+    errors.PartOrderError: HTTPStatus.BAD_REQUEST,
+    errors.LengthRequiredError: HTTPStatus.LENGTH_REQUIRED,
+    errors.TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.SlowBodyError: HTTPStatus.REQUEST_TIMEOUT,
+    errors.UnknownCodingError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
+    errors.ForeignPageError: HTTPStatus.FORBIDDEN,
+    errors.SignatureError: HTTPStatus.FORBIDDEN,
+    errors.ForbiddenError: HTTPStatus.FORBIDDEN,
+    errors.UnwritableError: HTTPStatus.FORBIDDEN,
+    errors.NotAllowedError: HTTPStatus.FORBIDDEN,
+    errors.StorageDeniedError: HTTPStatus.FORBIDDEN,
+    errors.MisdirectedError: HTTPStatus.MISDIRECTED_REQUEST,
+    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    errors.TooManyRequestsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
+    errors.UnknownUploadError: HTTPStatus.NOT_FOUND,
+    errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
+    errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,
+    errors.UnknownRefError: HTTPStatus.NOT_FOUND,
+    errors.UnknownSessionError: HTTPStatus.NOT_FOUND,
+    errors.UnknownTokenError: HTTPStatus.NOT_FOUND,
+    errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.CommitConflictError: HTTPStatus.CONFLICT,
+    errors.ReadOnlyError: HTTPStatus.METHOD_NOT_ALLOWED,
+    errors.OfflineError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ClockSkewError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.IssuerUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.TokenRecordsError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageSkewError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageThrottledError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.TruncatedReadError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.MetadataMissingError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.VersionChangedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.LockedError: HTTPStatus.LOCKED,
+    errors.OverdueError: HTTPStatus.GATEWAY_TIMEOUT,
+    errors.StorageTimeoutError: HTTPStatus.GATEWAY_TIMEOUT,
+    errors.ConfigurationError: HTTPStatus.FAILED_DEPENDENCY,
+    errors.StorageUnusableError: HTTPStatus.FAILED_DEPENDENCY,
+    errors.StorageRedirectError: HTTPStatus.FAILED_DEPENDENCY,
+    errors.RangeNotSatisfiedError: HTTPStatus.FAILED_DEPENDENCY,
+    errors.DamagedError: HTTPStatus.FAILED_DEPENDENCY,
 }
-STATUS: Final = {error: status for status, kinds in _BY_STATUS.items() for error in kinds}
 """Status of every leaf of the error tree."""
 
-RETRY_AFTER_S: Final = 1
 RETRIED: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -120,6 +110,7 @@ def problem(failure: Failure) -> Response:
         "detail": failure.detail,
         **failure.members,
     }
+    # Names of objects may have characters that UTF-8 cannot encode.
     body = json.dumps(document, ensure_ascii=False).encode(errors="replace")
     headers = [
         (b"content-type", b"application/problem+json"),
@@ -132,4 +123,4 @@ def status_headers(status: HTTPStatus) -> Headers:
     """Return the headers that every response with *status* has: Retry-After, WWW-Authenticate."""
     if status is HTTPStatus.UNAUTHORIZED:
         return [(b"www-authenticate", b'Bearer realm="shardgate"')]
-    return [(b"retry-after", b"%d" % RETRY_AFTER_S)] if status in RETRIED else []
+    return [(b"retry-after", b"1")] if status in RETRIED else []

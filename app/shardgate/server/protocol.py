@@ -46,17 +46,8 @@ MAX_PIPELINED: Final = 256
 """Requests that wait behind one on their connection."""
 HEAD_S: Final = 10.0
 """Longest wait for the first head to begin; a head that has begun has to end within twice that."""
-_UNSENT_NBYTES: Final = 64 * 1024
-"""Bytes of a large body in the socket that the network has not taken: with more, clients that read
-one connection after the other leave some of them without a byte for a second."""
 _STALLED_S: Final = 30.0
-"""Longest time in which a client takes nothing of a response: it holds memory."""
-
 _CLOSE: Final = (b"connection", b"close")
-_CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
-_CONTINUE: Final = b"100-continue"
-
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +77,7 @@ def check_head(
     """
     if len(headers) > MAX_HEADERS:
         raise RefusedRequestError(*TOO_LARGE)
+    # What was received may be several heads; only then it takes counting.
     if received_nbytes > HEAD_NBYTES and _nbytes(url, headers) > HEAD_NBYTES:
         raise RefusedRequestError(*TOO_LARGE)
     by_name = dict(headers)
@@ -96,14 +88,15 @@ def check_head(
         hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (is_1_1 and not hosts):
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "a request names one Host")
-    if parser.should_upgrade() and not _FRAMING.isdisjoint(by_name):
+    if parser.should_upgrade() and {b"content-length", b"transfer-encoding"} & by_name.keys():
         # The parser takes what follows for the other protocol, or for a request.
         detail = "a request with a body cannot ask for an upgrade"
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, detail)
     target = httptools.parse_url(url)
     if target.path is None:
         raise RefusedRequestError(*MALFORMED)
-    if target.host is not None:  # it takes the place of Host (RFC 9112 §3.2.2)
+    if target.host is not None:
+        # The host of an absolute target takes the place of Host (RFC 9112 §3.2.2).
         authority = url.split(b"/", 3)[2].rpartition(b"@")[2]
         headers = [each for each in headers if each[0] != b"host"]
         headers.append((b"host", authority))
@@ -112,6 +105,7 @@ def check_head(
 
 
 def _nbytes(url: bytes, headers: Headers) -> int:
+    # Each header also has ": " and a line break.
     return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
@@ -131,26 +125,24 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Connections that wait for a request, the longest idle first.
         self._idle: OrderedDict[GatewayProtocol, None]
-        """Connections that wait for a request, the longest idle first."""
+        # The state of the server is what all its connections share.
         self._idle = vars(self.server_state).setdefault("idle", OrderedDict())
+        # The cycle or exchange that was begun last; `cycle` may wait behind it.
         self._answering: Any = None
-        """The cycle or exchange that was begun last; `cycle` may wait behind it."""
         self._peer = b""
-        self._is_plain = False
-        """Whether the last request was a GET that is answered here."""
-        self._received_nbytes = 0
-        """Bytes since the last complete head, or the last bytes of a body."""
+        self._is_plain = False  # whether the last request was a GET that is answered here
+        self._received_nbytes = 0  # bytes since the last complete head, or the last bytes of a body
         self.is_in_head = False
+        # Headers of the head that had begun when the timer last ran out.
         self._slow_head: Any = None
-        """Headers of the head that had begun when the timer last ran out."""
-        self._is_refused = False
-        """Whether further bytes are dropped."""
+        self._is_refused = False  # whether further bytes are dropped
         self._waiting_since = 0.0
         self._timeout_s = HEAD_S
         self._stall_timer: asyncio.TimerHandle | None = None
+        # uvicorn's default headers, a new list each second, and their lines.
         self._defaults: tuple[Any, bytes] = None, b""
-        """uvicorn's default headers, a new list each second, and their lines."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request; one connection too many takes the place of an idle one."""
@@ -187,6 +179,7 @@ class GatewayProtocol(HttpToolsProtocol):
                     self.parser.feed_data(data)
                     break
                 except httptools.HttpParserUpgrade as upgrade:
+                    # The parser has stopped behind the head; the next request may follow.
                     data = data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse(_reason(error))
@@ -196,7 +189,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a head; a scope is made only for requests of ASGI."""
-        self.url, self.headers = b"", []
+        self.url = b""
+        self.headers = []
         self.is_in_head = True
         self._idle.pop(self, None)
 
@@ -217,6 +211,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.is_in_head = False
         self._received_nbytes = 0
         request = None
+        # What this does not admit takes the way of ASGI, which can wait, read bodies, and close.
         if (
             (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
@@ -227,11 +222,14 @@ class GatewayProtocol(HttpToolsProtocol):
             and parser.get_method() == b"GET"
             and parser.should_keep_alive()
         ):
-            path, root_path, prefix = target.path, "", self.app.prefix
+            path = target.path
+            root_path = ""
+            prefix = self.app.prefix
             if prefix.root_path or FORWARDED_PREFIX in by_name:
                 root_path, path = prefix.split(path, by_name, self._peer)
             request = Request("GET", path, headers, by_name, self._peer)
-            request.root_path, request.sent_path = root_path, target.path
+            request.root_path = root_path
+            request.sent_path = target.path
         self._is_plain = request is not None and not request.needs_asgi
         if request is None or not self._is_plain:
             self._begin_asgi(headers, by_name, is_1_1=is_1_1)
@@ -243,24 +241,25 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _begin_asgi(self, headers: Headers, by_name: RequestHeaders, *, is_1_1: bool) -> None:
         url = self.url
-        super().on_message_begin()
+        super().on_message_begin()  # makes the scope, and forgets the URL
         self.url = url
         self.headers = self.scope["headers"] = headers
         self.scope[BY_NAME] = by_name  # type: ignore[typeddict-unknown-key]  # ours
         expected = by_name.get(b"expect", b"").lower().split(b", ")
-        self.expect_100_continue = is_1_1 and _CONTINUE in expected
+        self.expect_100_continue = is_1_1 and b"100-continue" in expected
         super().on_headers_complete()
 
     def write_response(self, response: Response, *more: tuple[bytes, bytes]) -> None:
         """Write *response*, with uvicorn's default headers and *more*; no pieces of a body."""
-        headers, body = response.headers, response.body
         defaults, default_lines = self._defaults
         if defaults is not self.server_state.default_headers:
             defaults = self.server_state.default_headers
             default_lines = encode_headers(defaults)
             self._defaults = defaults, default_lines
+        headers = response.headers
         lines = headers if isinstance(headers, bytes) else encode_headers([*headers, *more])
         head = b"".join((STATUS_LINE[response.status], default_lines, lines, b"\r\n"))
+        body = response.body
         self.transport.writelines((head, body) if isinstance(body, bytes) else (head,))
 
     def on_body(self, body: bytes) -> None:
@@ -278,15 +277,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._answering = cycle
         if cycle.waiting_for_100_continue and not has_body(cycle.scope[BY_NAME]):
             # botocore up to 1.43.62 takes a final status line in its place for later answers too.
-            self.transport.write(_CONTINUE_LINE)
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Begin the request that waits, or wait for the next one.
-
-        uvicorn sets a timer after each response, which takes 7 µs; here the one that runs is kept.
-        """
+        """Begin the request that waits, or wait for the next one."""
         self._received_nbytes = 0
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -301,6 +297,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._waiting_since = now
         self._timeout_s = self.timeout_keep_alive
         self._idle[self] = None
+        # uvicorn sets a timer after each response, which takes 7 µs; the one that runs is kept.
         if self.timeout_keep_alive_task is None:
             self._set_timer(min(HEAD_S, self._timeout_s))
 
@@ -320,7 +317,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_answering():
             return
         left_s = self._waiting_since + self._timeout_s - self.loop.time()
-        if self.is_in_head and self._slow_head is self.headers:
+        if self.is_in_head and self._slow_head is self.headers:  # each head has a list of its own
             status = HTTPStatus.REQUEST_TIMEOUT
             self._refuse(RefusedRequestError(status, "the head came too slowly"))
         elif self.is_in_head:
@@ -347,6 +344,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
 
     def _watch_stall(self) -> None:
+        # A client that takes nothing of a response holds memory in vain.
         left_nbytes = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(_STALLED_S, self._check_stall, left_nbytes)
 
@@ -362,6 +360,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, refused: RefusedRequestError) -> None:
         """Send the reason, unless it could be taken for another response, and close."""
         self._is_refused = True
+        # The fault may be in a later request than the one that is being answered.
         is_another = self.is_in_head or self.cycle is not self._answering
         if self._is_answering() and (is_another or self._answering.response_started):
             self.pipeline.clear()
@@ -403,11 +402,12 @@ class _ConnectionExchange:
 
     @property
     def message_event(self) -> Self:
-        """Itself; an attribute would be a cycle, left to the garbage collector."""
+        """The event that uvicorn sets when the client has gone."""
+        # As an attribute it would be a cycle of references, left to the garbage collector.
         return self
 
     def set(self) -> None:
-        """Cancel the work for a client that has gone."""
+        """Set the event: cancel the work for a client that has gone."""
         self._task.cancel()
 
     async def _run(self, request: Request) -> None:
@@ -415,7 +415,7 @@ class _ConnectionExchange:
         try:
             await self._protocol.app.respond(request, self)
         except ShardgateError:
-            pass  # it is logged
+            pass  # the gateway has logged it
         except Exception:  # noqa: BLE001  nothing else would log it
             _log.exception("an answer broke off")
         finally:
@@ -424,12 +424,12 @@ class _ConnectionExchange:
 
     async def write(self, response: Response) -> None:
         """Write a response, and return when the client has taken most of it."""
-        body = response.body
         self.status = response.status
         if self._protocol.flow.write_paused:
             await self._protocol.flow.drain()
         self.response_started = True
         self._protocol.write_response(response, *([] if self.keep_alive else [_CLOSE]))
+        body = response.body
         if not isinstance(body, bytes):
             fields = dict(cast("Headers", response.headers))
             await self._write_pieces(body, int(fields[b"content-length"]))
@@ -444,13 +444,15 @@ class _ConnectionExchange:
 
     async def _write_pieces(self, pieces: Pieces, length: int) -> None:
         if (lowat := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+            # With more bytes that the network has not taken, clients that read one connection
+            # after the other leave some of them without a byte for a second.
             connection = self._protocol.transport.get_extra_info("socket")
-            connection.setsockopt(socket.IPPROTO_TCP, lowat, _UNSENT_NBYTES)
+            connection.setsockopt(socket.IPPROTO_TCP, lowat, 64 * 1024)
         async for piece in pieces:
             if self._protocol.flow.write_paused:
                 await self._protocol.flow.drain()
             length -= len(piece)
-            if length < 0:
+            if length < 0:  # the client would take it for the next response
                 break
             self._protocol.transport.write(piece)
             self.sent_nbytes += len(piece)

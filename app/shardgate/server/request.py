@@ -29,25 +29,16 @@ type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
 type Networks = Sequence[IPv4Network | IPv6Network]
 
-MAX_KEY_BYTES: Final = 1024
-"""As in S3."""
+MAX_KEY_BYTES: Final = 1024  # as in S3
+# Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``.
 _RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
-"""Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 FORWARDED_PREFIX: Final = b"x-forwarded-prefix"
-_OF_OPERATORS: Final = frozenset({"metrics", "readyz", "_shard"})
-"""Paths that proxies keep private: with a forged prefix before them they would pass."""
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
-_PAGES: Final = ("", "login", "docs", "viewer")
-"""First segments of the paths of pages, but those of datasets."""
-_ROOTS: Final = (b"/", b"")
+# Weight of a media type that is not accepted (RFC 9110 §12.4.2).
 _UNWANTED: Final = re.compile(rb"q\s*=\s*0(\.0*)?")
-"""Weight of a media type that is not accepted (RFC 9110 §12.4.2)."""
-_TILDE: Final = ord("~")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-_SITE_BITS: Final = 64
-"""Prefix length of the IPv6 network that one client usually holds."""
 _process: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
 
@@ -107,8 +98,9 @@ class Request:
             self.name, self.key = split_target(raw_path)
         except BadKeyError as error:
             self.name = self.path[1:].partition("/")[0]
+            # Frames of the traceback would live as long as the request.
             self.fault = error.with_traceback(None)
-        self.needs_asgi = self.name in RESERVED or raw_path in _ROOTS
+        self.needs_asgi = self.name in RESERVED or raw_path in {b"/", b""}
         """Whether the path is of the API or a page of the service, whose routes speak ASGI."""
         self.dataset = self.name
         if self.name == "api":
@@ -143,19 +135,22 @@ class Request:
         """Return whether a browser opens a page: of the service, or of a folder."""
         if self.method not in {"GET", "HEAD"}:
             return False
-        is_any = self.name == "login" and self.headers.get(b"accept", b"*/*") == b"*/*"
-        if not (is_any or self.accepts_html):  # all GETs of signing in are for pages
+        # All GETs of signing in are for pages, also of clients that say nothing of HTML.
+        is_sign_in = self.name == "login" and self.headers.get(b"accept", b"*/*") == b"*/*"
+        if not (is_sign_in or self.accepts_html):
             return False
-        if self.name in RESERVED or self.raw_path in {b"/", b""}:
-            return self.name in _PAGES
+        if self.needs_asgi:
+            return self.name in {"", "login", "docs", "viewer"}
         return (self.key or "/").endswith("/") and not self.query
 
     @property
     def client_paths(self) -> Sequence[bytes]:
         """Paths that the client can have sent, without a token: a proxy may have stripped them."""
         root = quote(self.root_path).encode()
-        # Proxies make a slash of the bare prefix.
-        return (self.sent_path, root + self.raw_path, *([root] if self.raw_path == b"/" else []))
+        paths = [self.sent_path, root + self.raw_path]
+        if self.raw_path == b"/":
+            paths.append(root)  # proxies make a slash of the bare prefix
+        return paths
 
     @property
     def base_path(self) -> str:
@@ -292,7 +287,8 @@ class PathPrefix:
         below = strip_prefix(path, prefix)
         if not self.root_path and (
             first_segment(prefix) in self._names  # keys of that dataset begin like the prefix
-            or first_segment(unquote(below.decode("latin-1"))) in _OF_OPERATORS
+            # Proxies keep these private: with a forged prefix before them they would pass.
+            or first_segment(unquote(below.decode("latin-1"))) in {"metrics", "readyz", "_shard"}
         ):
             return prefix, path
         return prefix, below
@@ -326,8 +322,8 @@ def split_token(raw_path: bytes) -> tuple[bytes | None, bytes]:
 
 def token_in(segment: bytes) -> str:
     """Return the token of ``/~TOKEN``, percent-encoded as it was sent."""
-    start = len(b"/~") if segment[1] == _TILDE else len(b"/%7E")
-    return segment[start:].decode("latin-1")
+    prefix = b"/~" if segment.startswith(b"/~") else b"/%7E"
+    return segment[len(prefix) :].decode("latin-1")
 
 
 def peer_of(client: tuple[str, int] | None) -> bytes:
@@ -363,7 +359,8 @@ def _network_of(client: str) -> str:
     address = _parse_address(client)
     if not isinstance(address, IPv6Address):
         return client
-    return str(address.ipv4_mapped or IPv6Network((address, _SITE_BITS), strict=False))
+    # One client usually holds a network of 64 bits.
+    return str(address.ipv4_mapped or IPv6Network((address, 64), strict=False))
 
 
 def _parse_address(text: str) -> IPv4Address | IPv6Address | None:

@@ -60,7 +60,8 @@ class Cors:
         return [
             (b"access-control-allow-methods", allow),
             (b"access-control-allow-headers", b", ".join(allowed)),
-            (b"access-control-max-age", b"86400"),
+            (b"access-control-max-age", b"86400"),  # a day, the longest that a browser keeps it
+            # Chromium asks for leave before a public page reads from an inner network.
             (b"access-control-allow-private-network", b"true"),
         ]
 

@@ -266,9 +266,7 @@ async def read_exactly(
     condition: Condition | None,
     kind: str = OBJECT,
 ) -> Found:
-    """Read *byte_range* of one version. Raises: `VersionChangedError` if *ref* is absent or too
-    short, also without a *condition*.
-    """
+    """Read *byte_range*; raise `VersionChangedError` unless *ref* has all of it in one version."""
     found = await store.get(ref, byte_range, if_match=condition, kind=kind)
     if not isinstance(found, Found) or found.byte_range != byte_range:
         raise VersionChangedError(ref)
@@ -283,14 +281,16 @@ def clamp(
     Only an empty range may begin at the end. With a condition, a range outside the object means
     that the object has changed, since the caller knew the size.
     """
-    if isinstance(request, SuffixRange):
-        start, stop = max(0, size - request.length), size
-    elif request is None:
+    if request is None:
         return ByteRange(0, size)
+    if isinstance(request, SuffixRange):
+        start = max(0, size - request.length)
+        stop = size
+    elif request.start == request.stop <= size:
+        return request
     else:
-        start, stop = request.start, min(request.stop, size)
-        if request.start == request.stop <= size:
-            return request
+        start = request.start
+        stop = min(request.stop, size)
     if start >= stop:
         raise RangeNotSatisfiedError(ref, size) if if_match is None else VersionChangedError(ref)
     return ByteRange(start, stop)
@@ -298,7 +298,7 @@ def clamp(
 
 def check_write(ref: ObjectRef, pieces: Sequence[Piece], expected: Expected) -> None:
     """Raise `BadKeyError` for keys of no object, `ValueError` for ranges without a version."""
-    name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)
+    name = f"/{ref.key}".replace(f"/{UPLOADS}", "/", 1)  # the mark is allowed in that folder
     if name.endswith("/") or TEMPORARY in name:
         raise BadKeyError(f"{ref.key!r} cannot be the key of an object")
     if not isinstance(expected, str) and ByteRange in map(type, pieces):
@@ -314,11 +314,11 @@ def is_as_expected(etag: ETag | None, expected: Expected) -> bool:
 
 def is_unfinished(prefix: ObjectRef, ref: ObjectRef) -> bool:
     """Return whether *ref*, listed below *prefix*, is an unfinished object of a writer."""
+    # A mark in the folder that is listed does not count: that of uploads is listed by its name.
     return TEMPORARY in ref.key[prefix.key.rfind("/") + 1 :]
 
 
 SPAN_NBYTES: Final = 16 * 1024**2
-_COPIED_NBYTES: Final = 1024**2
 
 
 def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
@@ -327,10 +327,7 @@ def plan_spans(ranges: Iterable[ByteRange]) -> list[ByteRange]:
 
 
 def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence[bytes]) -> bytes:
-    """Concatenate *pieces*, whose ranges lie in sorted *spans*, of which *read* holds the bytes.
-
-    Ranges are copied by the MiB, to hold the interpreter lock briefly.
-    """
+    """Concatenate *pieces*, whose ranges lie in sorted *spans*, of which *read* holds the bytes."""
     starts = [span.start for span in spans]
     copied: list[bytes] = []
     for piece in pieces:
@@ -338,12 +335,14 @@ def assemble(pieces: Sequence[Piece], spans: Sequence[ByteRange], read: Sequence
             copied.append(piece)
             continue
         at = bisect_right(starts, piece.start) - 1
-        data, start, stop = read[at], piece.start - starts[at], piece.stop - starts[at]
+        data = read[at]
         if piece.length == len(data):
             copied.append(data)
-        else:
-            steps = range(start, stop, _COPIED_NBYTES)
-            copied += [data[low : min(low + _COPIED_NBYTES, stop)] for low in steps]
+            continue
+        start = piece.start - starts[at]
+        stop = piece.stop - starts[at]
+        step = 1024**2  # a copy holds the interpreter lock, and longer ones other threads up
+        copied += [data[low : min(low + step, stop)] for low in range(start, stop, step)]
     return b"".join(copied)
 
 

@@ -28,17 +28,15 @@ _CONTENT_RANGE: Final = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1
 _UNSATISFIED: Final = re.compile(rb"bytes \*/([0-9]{1,19})")
 _STRONG: Final = re.compile(rb'"[\x21\x23-\x7e\x80-\xff]+"')
 _DERIVED: Final = '"~'
-_DATED: Final = re.compile(r'"~([0-9]{1,11})-[0-9]+"')  # to the year 5138
-"""Version made of a modification time and a size."""
+_DATED: Final = re.compile(r'"~([0-9]{1,11})-[0-9]+"')  # modification time, to the year 5138; size
 _USER_METADATA: Final = re.compile(METADATA + rb"(?!shardgate-)[a-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e]*")
 _DEFAULT_TYPES: Final = frozenset(
     {b"binary/octet-stream", b"application/octet-stream", b"application/x-www-form-urlencoded"}
 )
-_MAX_NBYTES: Final = 8192
 CODING_ALIASES: Final = {"x-gzip": "gzip", "x-compress": "compress"}
+# ``aws-chunked`` is a framing, and ``utf-8`` a charset, which some tools name in this place.
 _NO_CODINGS: Final = frozenset({"", "identity", "none", "aws-chunked", "utf-8", "utf8"})
-"""``aws-chunked`` is a framing, and ``utf-8`` a charset, which some tools name in this place."""
 _STRONG_DATE_S: Final = 60
 
 
@@ -55,6 +53,7 @@ def read_headers(
         lines += _unmodified_since(if_match.epoch_s)
     elif if_match is not None and not if_match.startswith(_DERIVED):
         lines += f"If-Match: {if_match}\r\n"
+    # A derived version is unknown to the server; its time, if it has one, is not.
     elif if_match is not None and (dated := _DATED.fullmatch(if_match)):
         lines += _unmodified_since(int(dated[1]))
     if if_none_match is not None and not if_none_match.startswith(_DERIVED):
@@ -89,6 +88,7 @@ def version_of(headers: Mapping[bytes, bytes], size: int, validator: Validator =
     """
     if validator == "last-modified" and (modified_s := last_modified(headers)) is not None:
         return ETag(f'{_DERIVED}{modified_s}-{size}"')
+    # If-Match compares strongly: a weak ETag never matches (RFC 9110 §13.1.1).
     etag = headers.get(b"etag", b"")
     if _STRONG.fullmatch(etag):
         return ETag(etag.decode("latin-1"))
@@ -106,12 +106,14 @@ class VersionWatch:
         """Last version by time and size, its ETag, and whether it had another one before."""
 
     def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
-        modified_s, now_s = last_modified(headers), date_of(headers)
+        modified_s = last_modified(headers)
+        now_s = date_of(headers)
         if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
             return
         version = (modified_s, size)
-        before, last, alternate = self._versions.get(ref, (version, etag, False))
-        self._versions[ref] = version, etag, before == version and (alternate or last != etag)
+        before, last, alternates = self._versions.get(ref, (version, etag, False))
+        has_several = before == version and (alternates or last != etag)
+        self._versions[ref] = version, etag, has_several
 
     def alternates(self, ref: ObjectRef) -> bool:
         """Return whether the last version of *ref* had several ETags."""
@@ -143,8 +145,7 @@ def content_coding(headers: Mapping[bytes, bytes]) -> str:
 
 def last_modified(headers: Mapping[bytes, bytes]) -> int | None:
     """Return ``Last-Modified`` in seconds since the Unix epoch, `None` if it is no date."""
-    text = headers.get(b"last-modified")
-    return None if text is None else parse_date(text.decode("latin-1"))
+    return parse_date(headers.get(b"last-modified", b"").decode("latin-1"))
 
 
 def skew_of(headers: Mapping[bytes, bytes]) -> int:
@@ -154,8 +155,7 @@ def skew_of(headers: Mapping[bytes, bytes]) -> int:
 
 def date_of(headers: Mapping[bytes, bytes]) -> int | None:
     """Return ``Date`` in seconds since the Unix epoch, `None` if it is no date."""
-    text = headers.get(b"date")
-    return None if text is None else parse_date(text.decode("latin-1"))
+    return parse_date(headers.get(b"date", b"").decode("latin-1"))
 
 
 @lru_cache(maxsize=1024)
@@ -183,4 +183,4 @@ def object_headers(headers: Mapping[bytes, bytes]) -> ObjectHeaders:
         if _USER_METADATA.fullmatch(name) and _VALUE.fullmatch(value)
     ]
     kept = ObjectHeaders(content_coding(headers), content_type.decode(), tuple(metadata))
-    return kept if kept.nbytes <= _MAX_NBYTES else ObjectHeaders(kept.coding)
+    return kept if kept.nbytes <= 8 * 1024 else ObjectHeaders(kept.coding)

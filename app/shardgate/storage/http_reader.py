@@ -52,26 +52,7 @@ from shardgate.storage.http_headers import (
 )
 from shardgate.storage.refusals import FAILURES, HttpMethod, Refusal, read_refusal, storage_error
 
-_OK: Final = frozenset({200, 206})
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
-_SUFFIX_RETRIED_S: Final = 3600.0
-_SKIPPED_NBYTES: Final = 1024**2
-"""Most bytes of an object that are read to get at its end."""
-_TRIES: Final = 3
-_BUCKETS: Final = 1024
-_OBJECTS: Final = 8192
-_ALTERNATES: Final = (
-    "the server alternates between ETags of one version; the setting validator of its store, "
-    '"last-modified", tells versions apart without them'
-)
-_ALTERNATES_UNDATED: Final = (
-    "the server alternates between ETags of one version, and tells versions apart in no other way"
-)
-_DOUBTED: Final = frozenset({400, 403, 404, 405, 501})
-"""Statuses of a HEAD whose reason a GET tells, or that do not hold for a GET: of servers that know
-no HEAD, or sign the URLs of redirects for GET.
-"""
 
 
 class HttpReader(ABC):
@@ -89,9 +70,9 @@ class HttpReader(ABC):
         self._http = client
         self._validator = settings.validator
         self._forbidden_is_absent = settings.forbidden_is_absent
-        self._without_suffixes: TTLCache[str, bool] = TTLCache(_BUCKETS, _SUFFIX_RETRIED_S)
+        self._without_suffixes: TTLCache[str, bool] = TTLCache(1024, ttl=3600.0)
         """Buckets whose servers were seen to know no suffix ranges."""
-        self._sizes: LRUCache[tuple[ObjectRef, bytes], int] = LRUCache(_OBJECTS)
+        self._sizes: LRUCache[tuple[ObjectRef, bytes], int] = LRUCache(8192)
         """Sizes of versions, by ETag, of servers that do not tell them with a range."""
         self._versions = VersionWatch()
 
@@ -138,6 +119,7 @@ class HttpReader(ABC):
             raise await self._explained(error, if_match) from error
         except FAILURES as error:
             raise storage_error(ref, error) from error
+        # Servers may ignore If-None-Match, and do not know derived versions.
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers
@@ -172,9 +154,10 @@ class HttpReader(ABC):
         if (found := await self.head(ref)) is None:
             return None
         headers, size = found
-        etag, coding = version_of(headers, size, self._validator), content_coding(headers)
+        etag = version_of(headers, size, self._validator)
         self._versions.note(ref, headers, size, etag)
-        return Stat(size, etag, coding, last_modified(headers), object_headers(headers))
+        stored = object_headers(headers)
+        return Stat(size, etag, stored.coding, last_modified(headers), stored)
 
     async def head(self, ref: ObjectRef) -> tuple[Mapping[bytes, bytes], int] | None:
         """Return the response headers and the size of *ref*, `None` if absent."""
@@ -183,7 +166,7 @@ class HttpReader(ABC):
             if isinstance(response, Refusal) and self._is_doubtful(response):
                 response = await self._request("GET", ref)
                 if isinstance(response, HttpResponse):
-                    response.release()
+                    response.release()  # the headers are enough
         except FAILURES as error:
             raise storage_error(ref, error) from error
         if isinstance(response, Refusal):
@@ -229,13 +212,13 @@ class HttpReader(ABC):
         is_eager: bool = False,
     ) -> "_Body | NotModified | None":
         headers = read_headers(request, if_match, if_none_match)
+        response: HttpResponse | Refusal | None
         if isinstance(request, SuffixRange):
-            end = await self._ask_for_end(ref, request, headers, is_eager=is_eager)
-            if end is None:
+            response = await self._ask_for_end(ref, request, headers, is_eager=is_eager)
+            if response is None:
                 return await self._open_end(
                     ref, request, if_match, if_none_match, is_eager=is_eager
                 )
-            response = end
         else:
             response = await self._request("GET", ref, headers, is_eager=is_eager)
         if isinstance(response, Refusal):
@@ -281,11 +264,12 @@ class HttpReader(ABC):
     ) -> "_Body | NotModified | None":
         """Open a suffix as an explicit range of the version that a stat has seen."""
         etag: ETag | None = None
-        for _ in range(_TRIES):
+        for _ in range(3):
             stat = await self._stat_if(ref, if_match, if_none_match)
             if not isinstance(stat, Stat):
                 return stat
-            wanted, etag = clamp(ref, suffix, stat.size, if_match), stat.etag
+            etag = stat.etag
+            wanted = clamp(ref, suffix, stat.size, if_match)
             with suppress(VersionChangedError):
                 body = await self._open(ref, wanted, etag, None, is_eager=is_eager)
                 if stat.size >= suffix.length:  # a server may refuse longer ones only
@@ -296,20 +280,22 @@ class HttpReader(ABC):
     async def _request(
         self, method: HttpMethod, ref: ObjectRef, headers: bytes = b"", *, is_eager: bool = False
     ) -> HttpResponse | Refusal:
-        target, is_renewed, redirects = await self._target(method, ref), False, 0
+        target = await self._target(method, ref)
         own = target.origin
+        is_renewed = False
+        redirects = 0
         while redirects <= _MAX_REDIRECTS:
             lines = headers
             if self._authorization is not None and target.origin == own:
                 lines += await self._authorization()
             response = await self._http.send(method, target, lines, is_eager=is_eager)
-            if response.status in _OK:
+            if response.status in {200, 206}:
                 if self.requires_etags and b"etag" not in response.headers:
                     response.release()
                     raise BadAnswerError("the response has no ETag, which S3 always sends")
                 return response
-            location = response.headers.get(b"location")
-            if self.follows_redirects and response.status in _REDIRECTS and location is not None:
+            location = response.headers.get(b"location") if self.follows_redirects else None
+            if location is not None and response.status in {301, 302, 303, 307, 308}:
                 response.release()
                 target = self._follow(ref, target, location.decode("latin-1"))
                 redirects += 1
@@ -319,12 +305,16 @@ class HttpReader(ABC):
                 refusal = replace(refusal, skew_s=skew_of(response.headers))
             if is_renewed or not self._renew(method, ref, refusal):
                 return refusal
-            target, is_renewed = await self._target(method, ref), True
+            target = await self._target(method, ref)
+            is_renewed = True
         raise StorageRedirectError(ref, f"more than {_MAX_REDIRECTS} redirects")
 
     def _is_doubtful(self, refusal: Refusal) -> bool:
         """Return whether a GET may find more than the HEAD that got *refusal*, without document."""
-        return refusal.status in _DOUBTED and not self._proves_absence(refusal)
+        # A GET tells the reason of some, or succeeds: servers may know no HEAD, or sign the URLs
+        # of redirects for GET.
+        is_doubtful = refusal.status in {400, 403, 404, 405, 501}
+        return is_doubtful and not self._proves_absence(refusal)
 
     def _check_absence(self, ref: ObjectRef, refusal: Refusal, if_match: Condition | None) -> None:
         """Return if *ref* is absent, else raise the error for *refusal*."""
@@ -347,10 +337,12 @@ class HttpReader(ABC):
         is_eager: bool,
     ) -> "_Body":
         """Check range, length and version of a response, whatever the server did with them."""
-        headers, length, data = response.headers, response.length, None
+        headers = response.headers
+        length = response.length
+        data = None
         if request is not None:
             _check_coding(ref, response)
-        if length is None and request is None:
+        if length is None and request is None:  # a chunked body shows its size at its end
             data = await response.read()
             length = len(data)
         sent, size = _sent_range(ref, response, length)
@@ -359,7 +351,8 @@ class HttpReader(ABC):
                 data = await response.read()  # the connection is free for another request
                 length = len(data)
             size = await self._size_of(ref, headers)
-        etag, modified_s = version_of(headers, size, self._validator), last_modified(headers)
+        etag = version_of(headers, size, self._validator)
+        modified_s = last_modified(headers)
         if if_match is None:
             self._versions.note(ref, headers, size, etag)
         elif if_match != etag:
@@ -367,6 +360,7 @@ class HttpReader(ABC):
         wanted = sent
         if sent != request or sent.stop > size:
             wanted = clamp(ref, request, size, if_match)
+            # A server that ignores ``Range`` sends all, of which the range is cut out.
             if sent != wanted and sent.length != size:
                 raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
         nbytes = sent.stop - sent.start
@@ -382,10 +376,15 @@ class HttpReader(ABC):
         if isinstance(if_match, str) and not self.requires_etags:
             with suppress(StorageError):
                 stat = await self.stat(error.ref)
-        if (stat is not None and stat.etag == if_match) or self._versions.alternates(error.ref):
-            is_tried = self._validator == "last-modified"
-            return VersionChangedError(error.ref, _ALTERNATES_UNDATED if is_tried else _ALTERNATES)
-        return error
+        if (stat is None or stat.etag != if_match) and not self._versions.alternates(error.ref):
+            return error
+        reason = "the server alternates between ETags of one version"
+        if self._validator == "last-modified":
+            reason += ", and tells versions apart in no other way"
+        else:
+            reason += '; the setting validator of its store, "last-modified", tells versions apart '
+            reason += "without them"
+        return VersionChangedError(error.ref, reason)
 
     async def _size_of(self, ref: ObjectRef, headers: Mapping[bytes, bytes]) -> int:
         """Return the size of the version with *headers*, which do not tell it, from a HEAD."""
@@ -393,11 +392,11 @@ class HttpReader(ABC):
         if (size := self._sizes.get(name)) is None:
             if (found := await self.head(ref)) is None:
                 raise VersionChangedError(ref)
-            now, size = found
-            etag = version_of(now, size, self._validator)
+            current, size = found
+            etag = version_of(current, size, self._validator)
             if etag != version_of(headers, size, self._validator):
                 self._versions.note(ref, headers, size, version_of(headers, size))
-                self._versions.note(ref, now, size, etag)
+                self._versions.note(ref, current, size, etag)
                 raise VersionChangedError(ref)
             if not is_derived(etag):
                 self._sizes[name] = size
@@ -454,9 +453,7 @@ class _Body:
 def _sent_range(
     ref: ObjectRef, response: HttpResponse, length: int | None
 ) -> tuple[ByteRange, int | None]:
-    """Return the range in the body and the object's size, if told; a 200 with Content-Range is a
-    206.
-    """
+    """Return the range in the body and the size, if told; a 200 with Content-Range is a 206."""
     content_range = response.headers.get(b"content-range")
     if content_range is not None:
         if (parsed := parse_content_range(content_range)) is not None:
@@ -495,10 +492,11 @@ def _may_lack_suffixes(response: HttpResponse | Refusal, suffix: SuffixRange) ->
         return response.may_mean_suffix
     if (content_range := response.headers.get(b"content-range")) is None:
         is_whole = response.status == HTTPStatus.OK and response.length is not None
-        return not is_whole or (response.length or 0) > suffix.length + _SKIPPED_NBYTES
+        # Up to 1 MiB of an object is read to get at its end.
+        return not is_whole or (response.length or 0) > suffix.length + 1024**2
     if (parsed := parse_content_range(content_range)) is None:
         return True
     sent, size = parsed
-    if size is None:
+    if size is None:  # of this length it could be the beginning
         return sent.start == 0 and sent.length >= suffix.length
     return sent.stop != size or sent.length not in (size, min(suffix.length, size))

@@ -41,7 +41,6 @@ _TOKEN_S: Final = 10.0
 
 type LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
-_ABSENT: Final = frozenset({404, 410})
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _NOT_PUBLIC: Final = tuple(
     ip_network(network)
@@ -101,7 +100,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         return _target(ref)
 
     def _proves_absence(self, refusal: Refusal) -> bool:
-        return refusal.status in _ABSENT
+        return refusal.status in {404, 410}
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:  # noqa: ARG002
         """Read the token again after 401."""
@@ -112,7 +111,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         try:
             found = target.redirected(location)
         except BadUrlError as error:
-            shown = location.partition("?")[0].rpartition("@")[2]
+            shown = location.partition("?")[0].rpartition("@")[2]  # without secrets
             raise StorageRedirectError(ref, f"redirected to {shown!r}: {error}") from error
         allowed = self._redirects.get(ref.bucket) or [RequestTarget(url_of(ref.bucket))]
         if not any(_is_below(found, prefix) for prefix in allowed):
@@ -184,7 +183,7 @@ class BearerToken:
         """Return the line of the header; a file that cannot be read leaves the token as it is."""
         if self._path is not None and time.monotonic() > self._until:
             async with self._lock:
-                if time.monotonic() > self._until:
+                if time.monotonic() > self._until:  # nobody else has read it by now
                     with suppress(ConfigurationError):
                         self._header = await asyncio.to_thread(_header_of, self._path)
                     self._until = time.monotonic() + _TOKEN_S
@@ -210,7 +209,8 @@ def _header_of(token: str | Path) -> bytes:
 
 
 def _is_below(target: RequestTarget, prefix: RequestTarget) -> bool:
-    segments, expected = _segments(target.path), _segments(prefix.path.rstrip("/"))
+    segments = _segments(target.path)
+    expected = _segments(prefix.path.rstrip("/"))
     return (
         target.origin == prefix.origin
         and segments[: len(expected)] == expected

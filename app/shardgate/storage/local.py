@@ -53,14 +53,7 @@ from shardgate.storage.local_files import (
 )
 from shardgate.storage.local_write import Folder, LocalWriter, verify_locks
 
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_WARM_NBYTES: Final = 512 * 1024
-_PIECE_NBYTES: Final = 1024**2
-_TRIES: Final = 3
-_WRITE_THREADS: Final = 8
-"""More threads contend for the interpreter more than they write."""
-_PROBED_FOLDERS: Final = 64
-"""Folders that are searched for files at a time: a page of a listing may need no more."""
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe would wait for a writer
 
 type OpenFile = Callable[[str, bytes], int]
 """Opens the file of a name in the folder of a bucket for reading; must not block on a pipe."""
@@ -83,11 +76,11 @@ def open_file(bucket: str, name: bytes) -> int:
             raise
         return open_within(bucket, name, LEADS_OUT)
     try:
-        path = path_of(fd)
+        real_path = path_of(fd)
     except OSError:
         os.close(fd)
         raise
-    if path.startswith(_real_prefix(folder)):
+    if real_path.startswith(_real_prefix(folder)):
         return fd
     os.close(fd)
     _real_prefix.cache_clear()  # the folder itself may be a link that has changed
@@ -95,11 +88,10 @@ def open_file(bucket: str, name: bytes) -> int:
 
 
 def _real_folder_of(path: bytes) -> bytes:
-    """Return the folder of *path* without links; the system tells it of one that exists, however
-    deep it is, at the price of one file.
-    """
+    """Return the folder of *path* without links."""
     folder = os.path.dirname(path)  # noqa: PTH120  paths are bytes
     try:
+        # The system tells it at once, however deep it is; `realpath` looks at each folder above.
         fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         try:
             return path_of(fd) + b"/"
@@ -137,6 +129,7 @@ def open_within(bucket: str, name: bytes, reason: str = "a link leads out of the
             raise PermissionError(errno.EACCES, reason)
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")
+        # By its name another file could be opened by now.
         return os.open(b"/proc/self/fd/%d" % found, _FLAGS)
     finally:
         os.close(found)
@@ -169,7 +162,7 @@ class WarmFiles:
     def read(self, ref: ObjectRef, byte_range: ByteRange, etag: ETag) -> Found | None:
         """Read *byte_range* from memory, `None` if it is not all there in that version."""
         start, stop = byte_range
-        if not 0 < stop - start <= _WARM_NBYTES:
+        if not 0 < stop - start <= 512 * 1024:  # copying more would hold up the event loop
             return None
         with self._lock:
             file = self._files.get((ref, etag))
@@ -224,7 +217,8 @@ class LocalStore:
     def __init__(self, *, open_file: OpenFile = open_file) -> None:
         self._open_file = open_file
         self._readers = ThreadPoolExecutor(16, thread_name_prefix="local-store")
-        self._writers = ThreadPoolExecutor(_WRITE_THREADS, thread_name_prefix="local-writes")
+        # More threads contend for the interpreter more than they write.
+        self._writers = ThreadPoolExecutor(8, thread_name_prefix="local-writes")
         self._warm = WarmFiles()
         self._writer = LocalWriter()
         self._last_file = "", b""
@@ -239,6 +233,7 @@ class LocalStore:
         if_none_match: ETag | None = None,
         kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
+        # So chunks are read; their bytes are mostly in the page cache.
         if (
             isinstance(if_match, str)
             and isinstance(request, ByteRange)
@@ -253,7 +248,8 @@ class LocalStore:
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read 1 MiB at a time with the version as condition; no file stays open in between."""
         begin, end = byte_range
-        piece = ByteRange(begin, min(begin + _PIECE_NBYTES, end))
+        step = 1024**2
+        piece = ByteRange(begin, min(begin + step, end))
         first = await read_exactly(self, ref, piece, if_match)
         if first.size < end:
             raise VersionChangedError(ref)
@@ -261,8 +257,8 @@ class LocalStore:
         async def pieces() -> AsyncIterator[bytes]:
             if first.data:
                 yield first.data
-            for start in range(begin + _PIECE_NBYTES, end, _PIECE_NBYTES):
-                piece = ByteRange(start, min(start + _PIECE_NBYTES, end))
+            for start in range(begin + step, end, step):
+                piece = ByteRange(start, min(start + step, end))
                 yield (await read_exactly(self, ref, piece, first.etag)).data
 
         yield pieces()
@@ -282,7 +278,7 @@ class LocalStore:
         entries = iter(await self._run(_entries, prefix))
         if delimiter:
             behind = (entry for entry in entries if entry.ref.key > after)
-            for some in batched(behind, _PROBED_FOLDERS):
+            for some in batched(behind, 64):  # a page of a listing may need no more
                 for each in await self._run(self._without_empty, some):
                     yield each
             return
@@ -291,6 +287,7 @@ class LocalStore:
             if (entry := next(waiting[-1], None)) is None:
                 waiting.pop()
             elif entry.size is None:
+                # A folder before *after* is walked if *after* lies in it.
                 if entry.ref.key > after or after.startswith(entry.ref.key):
                     waiting.append(iter(await self._run(_entries, entry.ref)))
             elif entry.ref.key > after:
@@ -341,7 +338,7 @@ class LocalStore:
         if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> Found | NotModified | None:
-        for _ in range(_TRIES):
+        for _ in range(3):  # a file can be changed in place while it is read
             with self._opened(ref) as opened:
                 if opened is None:
                     check_condition(ref, if_match)
@@ -374,7 +371,8 @@ class LocalStore:
     @contextmanager
     def _opened(self, ref: ObjectRef) -> Iterator[tuple[int, os.stat_result, str] | None]:
         """Open the file of *ref*, or the coded one in its place; yield its status and coding."""
-        fd, ending = None, ""
+        fd = None
+        ending = ""
         with translated(ref):
             if name := name_of(ref.key):
                 fd = self._try_open(ref.bucket, name)
@@ -427,7 +425,7 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):  # removed since it was listed
                 continue
             except OSError:
-                return True
+                return True  # listing the folder itself will give the reason
         return False
 
     async def _run[*Ts, T](self, call: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -482,14 +480,13 @@ def _listed(prefix: ObjectRef, entry: os.DirEntry[bytes]) -> Listed | None:
         return None
     if entry.is_symlink() and not may_lead(prefix.bucket, os.path.realpath(entry.path)):
         return None
-    ref = ObjectRef(prefix.bucket, f"{prefix.key}{name}")
     if stat.S_ISREG(status.st_mode):
         plain, dot, ending = name.partition(".")
-        if f"{dot}{ending}" in CODED and _is_coded(entry.path, f"{dot}{ending}"):
-            ref = ObjectRef(prefix.bucket, f"{prefix.key}{plain}")
+        is_coded = f"{dot}{ending}" in CODED and _is_coded(entry.path, f"{dot}{ending}")
+        ref = ObjectRef(prefix.bucket, f"{prefix.key}{plain if is_coded else name}")
         return Listed(ref, status.st_size, file_version(status), status.st_mtime_ns / 10**9)
     if stat.S_ISDIR(status.st_mode) and not (entry.is_symlink() and _contains(status, entry.path)):
-        return Listed(ObjectRef(ref.bucket, f"{ref.key}/"), None)
+        return Listed(ObjectRef(prefix.bucket, f"{prefix.key}{name}/"), None)
     return None
 
 

@@ -23,11 +23,6 @@ from shardgate.model import ETag, ObjectRef
 NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 """Error numbers that mean that there is no such file."""
 
-_DENIED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
-_IN_THE_WAY: Final = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
-_NO_NAMES: Final = frozenset({"", ".", ".."})
-"""Segments of keys that name no file."""
-
 FOLLOWING: Final = "links+"
 """Prefix of the buckets of folders whose links may lead out of them."""
 CODED: Final = {".gz": "gzip", ".br": "br", ".zstd": "zstd"}
@@ -46,11 +41,12 @@ def translated(ref: ObjectRef, *, is_write: bool = False) -> Iterator[None]:
         reason = error.strerror or type(error).__name__
         if is_write and error.errno == errno.ENAMETOOLONG:
             raise BadKeyError(f"{ref.key!r} is too long for a file name") from error
-        if is_write and error.errno in _IN_THE_WAY:
+        in_the_way = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST}
+        if is_write and error.errno in in_the_way:
             raise ConflictError(f"{ref}: a file or folder is in the way") from error
         if is_write and error.errno == errno.EROFS:
             raise UnwritableError(f"{ref}: {reason}") from error
-        if error.errno in _DENIED:
+        if error.errno in {errno.EACCES, errno.EPERM, errno.ELOOP}:
             raise StorageDeniedError(ref, reason) from error
         raise StorageUnavailableError(ref, reason) from error
 
@@ -69,7 +65,7 @@ def folder_of(bucket: str) -> bytes:
 
 def path_of(fd: int) -> bytes:
     """Return the path of an open file or folder, without links."""
-    if sys.platform == "darwin":
+    if sys.platform == "darwin":  # has no /proc
         return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
     try:
         return os.readlink(b"/proc/self/fd/%d" % fd)  # noqa: PTH115  paths are bytes
@@ -91,17 +87,17 @@ def may_lead(bucket: str, path: bytes) -> bool:
 
 def name_of(key: str) -> bytes | None:
     """Return the path of *key* in its folder, `None` if it can name no file there."""
-    if "\0" in key or (key and not _NO_NAMES.isdisjoint(key.split("/"))):
+    if "\0" in key or (key and not {"", ".", ".."}.isdisjoint(key.split("/"))):
         return None
     try:
         return key.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # half of a surrogate pair
         return None
 
 
 def coded_ending(path: bytes) -> str:
     """Return the ending of the coded file in place of the missing file *path*, empty if none."""
-    if not path.endswith(tuple(map(str.encode, CODED))):
+    if not path.endswith(tuple(map(str.encode, CODED))):  # nothing is coded twice
         for ending in CODED:
             if os.path.exists(path + ending.encode()):  # noqa: PTH110  paths are bytes
                 return ending

@@ -39,17 +39,10 @@ from shardgate.storage.local_files import (
     translated,
 )
 
-_TRIES: Final = 32
+_TRIES: Final = 32  # of a write whose folder others remove or create at the same time
 _COPY_NBYTES: Final = 1024**2
-_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-_FILE: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCK_TIMEOUT_S: Final = 30.0
-_PAUSE_S: Final = 0.01
 _PREFIX: Final = TEMPORARY.encode()
-_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_COARSE_NS: Final = 2 * 10**9
-"""A step that file systems with times in whole or every other second can represent."""
 
 
 class LocalWriter:
@@ -68,7 +61,7 @@ class LocalWriter:
                     return self._put(ref, pieces, expected)
                 except FileNotFoundError:
                     if isinstance(expected, str):
-                        check_folder(ref)
+                        check_folder(ref)  # an unmounted disk is not absence
                         return CONFLICT
                     if tries == _TRIES:
                         raise
@@ -92,11 +85,12 @@ class LocalWriter:
                 if old is not None:
                     os.fchmod(new.fd, stat.S_IMODE(old.st_mode))
                 new.set_time(old)
-                os.fsync(new.fd)
+                os.fsync(new.fd)  # before the rename, which may reach the disk earlier
                 return new.swap(name, expected)
 
     def remove(self, ref: ObjectRef, expected: ETag | None) -> bool | Conflict:
-        root, path = folder_of(ref.bucket), _path(ref)
+        root = folder_of(ref.bucket)
+        path = _path(ref)
         *folders, _ = path.removeprefix(root + b"/").split(b"/")
         is_removed = False
         with translated(ref, is_write=True):
@@ -108,8 +102,9 @@ class LocalWriter:
                             _check_plain(ref, path)
                         if not _is_as_expected(old, expected):
                             return CONFLICT
-                        if is_removed := old is not None:
+                        if old is not None:
                             os.unlink(name, dir_fd=folder.fd)
+                            is_removed = True
                     os.fsync(folder.fd)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 check_folder(ref)  # an unmounted disk is not absence
@@ -134,6 +129,7 @@ def verify_locks(root: ObjectRef) -> None:
         path = os.path.dirname(path)  # noqa: PTH120
     with translated(root, is_write=True), Folder.opened(path, root.bucket) as folder:
         try:
+            # The lock belongs to the open folder: opened twice, it stands for another process.
             with folder.locked(), Folder.opened(path) as other:
                 is_exclusive = not _try_lock(other.fd)
         except (PermissionError, TimeoutError):
@@ -162,7 +158,7 @@ class Folder:
         Raise `PermissionError` if links in *bucket* may not lead there. Links that change
         afterwards do not matter to work in the open folder.
         """
-        fd = os.open(path or b"/", _FOLDER)
+        fd = os.open(path or b"/", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             if bucket is not None and not may_lead(bucket, path_of(fd)):
                 raise PermissionError(errno.EACCES, LEADS_OUT)
@@ -177,7 +173,7 @@ class Folder:
         while not _try_lock(self.fd):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the folder was locked for {_LOCK_TIMEOUT_S:g} s")
-            time.sleep(random.uniform(0, _PAUSE_S))  # noqa: S311  not a secret
+            time.sleep(random.uniform(0, 0.01))  # noqa: S311  not a secret
         try:
             yield
         finally:
@@ -195,7 +191,8 @@ class Folder:
 
     @contextmanager
     def reading(self, name: bytes) -> Iterator[int]:
-        fd = os.open(name, _FILE, dir_fd=self.fd)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        fd = os.open(name, flags, dir_fd=self.fd)
         try:
             yield fd
         finally:
@@ -208,7 +205,7 @@ class Folder:
         for name in names:
             if name.startswith(_PREFIX):
                 with suppress(OSError), self.reading(name) as fd:
-                    if _try_lock(fd):
+                    if _try_lock(fd):  # a writer that lives holds it
                         os.unlink(name, dir_fd=self.fd)
 
 
@@ -237,12 +234,13 @@ class NewFile:
     @classmethod
     def _make(cls, folder: Folder) -> Self:
         """Create and lock a file, again if a sweep removed it before it was locked."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
             name = _PREFIX + secrets.token_hex(8).encode()
-            fd = os.open(name, _NEW, 0o666, dir_fd=folder.fd)
+            fd = os.open(name, flags, 0o666, dir_fd=folder.fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if os.fstat(fd).st_nlink:
+                if os.fstat(fd).st_nlink:  # not swept
                     return cls(folder, name, fd)
             except BaseException:
                 os.close(fd)
@@ -255,7 +253,7 @@ class NewFile:
         now_ns = max(time.time_ns(), before_ns + 1)
         os.utime(self.fd, ns=(now_ns, now_ns))
         if old is not None and os.fstat(self.fd).st_mtime_ns <= before_ns:
-            later_ns = before_ns + _COARSE_NS
+            later_ns = before_ns + 2 * 10**9  # of file systems that keep every other second only
             os.utime(self.fd, ns=(later_ns, later_ns))
 
     def link(self, name: bytes) -> bool:
@@ -270,7 +268,7 @@ class NewFile:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
                 raise
             self.rename(name)
         return True
@@ -305,6 +303,7 @@ class NewFile:
             old = self.folder.status(name)
             if not _is_as_expected(old, expected):
                 return CONFLICT
+            # Another writer may have replaced it since the time was set.
             if old is not None and old.st_mtime_ns >= os.fstat(self.fd).st_mtime_ns:
                 self.set_time(old)
                 os.fsync(self.fd)
@@ -358,14 +357,15 @@ def _read(ref: ObjectRef, source: int, piece: ByteRange) -> Iterator[bytes]:
 
 def _make_folders(bucket: str, path: bytes) -> None:
     """Create the folders of the file *path*, durably."""
-    folder = folder_of(bucket)
-    for name in path.removeprefix(folder + b"/").split(b"/")[:-1]:
-        above, folder = folder, folder + b"/" + name
+    above = folder_of(bucket)
+    for name in path.removeprefix(above + b"/").split(b"/")[:-1]:
+        folder = above + b"/" + name
         if not os.path.isdir(folder):  # noqa: PTH112  paths are bytes
             with Folder.opened(above, bucket) as opened:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=opened.fd)
                 os.fsync(opened.fd)
+        above = folder
 
 
 def _settle(folder: bytes, names: Sequence[bytes], *, removes: bool) -> None:
@@ -395,7 +395,7 @@ def _settle(folder: bytes, names: Sequence[bytes], *, removes: bool) -> None:
 def _remove_if_empty(path: bytes) -> bool:
     """Remove a folder of only folders and temporary files; raise `OSError` for one in use."""
     folders = [path]
-    for folder in folders:
+    for folder in folders:  # grows while it is walked
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

@@ -112,8 +112,9 @@ class MemoryStore:
         check_condition(ref, if_match, etag, modified_s)
         if etag == if_none_match:
             return NOT_MODIFIED
-        start, stop = within = clamp(ref, request, len(data), if_match)
-        return Found(data[start:stop], within, len(data), etag, headers.coding, modified_s, headers)
+        within = clamp(ref, request, len(data), if_match)
+        piece = data[within.start : within.stop]
+        return Found(piece, within, len(data), etag, headers.coding, modified_s, headers)
 
     @asynccontextmanager
     async def stream(
@@ -136,6 +137,7 @@ class MemoryStore:
                 continue
             if is_unfinished(prefix, ref):
                 continue
+            # Without a delimiter by a zero byte, which no key has.
             name, is_below, _ = ref.key[len(prefix.key) :].partition(delimiter or "\0")
             key = f"{prefix.key}{name}{delimiter}" if is_below else ref.key
             if key <= after or key == last:

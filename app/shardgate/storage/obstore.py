@@ -63,14 +63,9 @@ from shardgate.storage.wrappers import ReadOnlyStore
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
     from obstore import GetOptions, GetResult, ObjectMeta
 
-_ABSENT_CODES: Final = frozenset({"BlobNotFound", "NoSuchKey"})
 _NO_BUCKET_CODES: Final = frozenset({"ContainerNotFound", "NoSuchBucket"})
 _NO_PREFIX: Final = "shardgate-looks-for-the-bucket"
-_PIECE_NBYTES: Final = 1024**2
-_TRIES: Final = 3
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_ABOUT_RANGE: Final = ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE")
-_NO_CREDENTIALS: Final = ("token request", "redential")
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
     (("body error",), TruncatedReadError, "the connection closed within the body"),
@@ -182,11 +177,12 @@ class CloudStore(ReadOnlyStore):
         if_match: Condition | None,
         if_none_match: ETag | None,
     ) -> _OpenObject | NotModified | None:
+        # No header can ask for an empty range, and Azure has no suffix ranges.
         is_empty = isinstance(request, ByteRange) and not request.length
         is_unknown = isinstance(request, SuffixRange) and isinstance(self._store(ref), AzureStore)
         if request is None or not (is_empty or is_unknown):
             return await self._ask(ref, request, if_match, if_none_match)
-        for _ in range(_TRIES):
+        for _ in range(3):
             whole = await self._ask(ref, None, if_match, if_none_match, is_head=True)
             if not isinstance(whole, _OpenObject):
                 return whole
@@ -244,7 +240,7 @@ class CloudStore(ReadOnlyStore):
         code = "" if refusal is None else refusal.code
         if code in _NO_BUCKET_CODES:
             raise no_bucket(ref)
-        if code in _ABSENT_CODES:
+        if code in {"BlobNotFound", "NoSuchKey"}:
             return
         if is_head:
             is_there = await self._ask(ref, None, None, None) is not None
@@ -307,7 +303,8 @@ def _checked(
     etag = version_of(headers, meta["size"])
     modified_s = timegm(modified.utctimetuple())
     check_condition(ref, if_match, etag, modified_s)
-    sent, wanted = ByteRange(*result.range), clamp(ref, request, meta["size"], if_match)
+    sent = ByteRange(*result.range)
+    wanted = clamp(ref, request, meta["size"], if_match)
     if sent != wanted:
         raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
     headers[b"content-encoding"] = str(result.attributes.get("Content-Encoding", "")).encode()
@@ -320,7 +317,7 @@ async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:
         return
     left = opened.found.byte_range.length
     with _translated(ref):
-        async for piece in opened.result.stream(min_chunk_size=_PIECE_NBYTES):
+        async for piece in opened.result.stream(min_chunk_size=1024**2):
             left -= len(piece)
             yield bytes(piece)
     if left:
@@ -405,7 +402,7 @@ def _is_about_range(error: Exception) -> bool:
     """Return whether the object may be too short for the requested range."""
     if (refusal := _refusal_of(error)) is not None:
         return refusal.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-    return _says(error, _ABOUT_RANGE)
+    return _says(error, ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE"))
 
 
 def _failure(ref: ObjectRef, error: Exception) -> StorageError:
@@ -413,13 +410,13 @@ def _failure(ref: ObjectRef, error: Exception) -> StorageError:
         return no_bucket(ref) if refusal.code in _NO_BUCKET_CODES else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
-    if _says(error, _NO_CREDENTIALS):
+    if _says(error, ("token request", "redential")):  # with either case of the first letter
         return no_credentials(ref, "none in the environment or on this machine")
     for phrases, kind, reason in _KINDS:
         if _says(error, phrases):
             return kind(ref, reason)
     first = str(error).partition("\n")[0]
-    reason = type(error).__name__ if "://" in first else first
+    reason = type(error).__name__ if "://" in first else first  # a URL may hold a signature
     return StorageUnusableError(ref, reason)
 
 

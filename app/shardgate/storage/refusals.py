@@ -32,33 +32,16 @@ NO_SUCH_KEY: Final = "NoSuchKey"
 FAILURES: Final = (ExchangeError, OSError)
 """What an exchange with a server raises; see `storage_error`."""
 
-_UNKNOWN: Final = frozenset({501, 505})
-"""Server errors that say what the server never does."""
-_DENIED: Final = frozenset({401, 403, 407})
-_MOST_SKEW_S: Final = 600
-"""Signatures of URLs are valid for 900 s, and URLs are used for 300 s."""
 _DENIED_CODES: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _THROTTLED_CODES: Final = frozenset({"SlowDown", "Throttling", "RequestLimitExceeded"})
-_TRANSIENT_CODES: Final = frozenset(
-    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
-)
+_TRANSIENT_CODES: Final = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 _TEMPORARY_CODES: Final = _DENIED_CODES | _THROTTLED_CODES | _TRANSIENT_CODES
-_FROM_PROXIES: Final = frozenset({204, 404, 408, 410, 425})
-"""Statuses that proxies send for a while, without an error document of S3."""
-_NO_SUFFIX: Final = frozenset({400, 405, 416, 422, 501})
-"""Statuses of servers that know no suffix ranges."""
-_DOCUMENT_NBYTES: Final = 16 * 1024
-_WITHOUT_DOCUMENT: Final = frozenset({304, 412, 416})
 _CODE: Final = re.compile(rb"<Error[\s>].*?<Code>([A-Za-z0-9.]{1,64})</Code>", re.DOTALL)
 _MESSAGE: Final = re.compile(rb"<Message>([^<]{0,512})</Message>")
 _REGION: Final = re.compile(rb"<Region>([^<]{1,64})</Region>")
 _REGION_NAME: Final = re.compile("[a-z0-9-]{1,64}")
-_ELSEWHERE: Final = frozenset({301, 302, 307})
-_ELSEWHERE_CODES: Final = ("AuthorizationHeader", "AuthorizationQuery", "IllegalLocation")
-"""Beginnings of codes for the signature, or the endpoint, of another region than the bucket's."""
 _NOT_ABSENT: Final = re.compile("expired|to perform: (?!s3:ListBucket)", re.IGNORECASE)
 """In messages of AccessDenied that do not depend on the existence of the object."""
-_CLOSED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +65,7 @@ class Refusal:
         """True if a server that knows no suffix ranges can refuse one in this way."""
         if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             return not self.code  # of a program that does not expect them
-        return self.status in _NO_SUFFIX and self.code not in _TEMPORARY_CODES
+        return self.status in {400, 405, 416, 422, 501} and self.code not in _TEMPORARY_CODES
 
     @property
     def may_hide_absence(self) -> bool:
@@ -101,8 +84,10 @@ class Refusal:
         if self.region:
             reason += f"; the bucket is in {self.region}: set region to that, and endpoint_url, if "
             reason += "there is one, to a server of that region"
-        is_denied = self.status in _DENIED
-        if self.code == "RequestTimeTooSkewed" or (is_denied and abs(self.skew_s) > _MOST_SKEW_S):
+        is_denied = self.status in {401, 403, 407}
+        # Signatures of URLs are valid for 15 minutes, and URLs are used for 5.
+        is_skewed = is_denied and abs(self.skew_s) > 10 * 60
+        if is_skewed or self.code == "RequestTimeTooSkewed":
             difference = f"{abs(self.skew_s)} s {'ahead of' if self.skew_s < 0 else 'behind'}"
             reason += f"; the clock of this machine is {difference} the server's"
             return StorageSkewError(ref, reason)
@@ -111,9 +96,11 @@ class Refusal:
         if self.status == HTTPStatus.TOO_MANY_REQUESTS or self.code in _THROTTLED_CODES:
             return StorageThrottledError(ref, reason)
         is_transient = (
-            (self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in _UNKNOWN)
+            # 501 and 505 say what the server never does.
+            (self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in {501, 505})
             or self.code in _TRANSIENT_CODES
-            or (self.status in _FROM_PROXIES and not self.code)
+            # Proxies send these for a while, without an error document of S3.
+            or (self.status in {204, 404, 408, 410, 425} and not self.code)
         )
         return (StorageUnavailableError if is_transient else StorageUnusableError)(ref, reason)
 
@@ -133,10 +120,10 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
     """Read and release a response that is no success; its document may be lost."""
     document = b""
     try:
-        if method != "HEAD" and response.status not in _WITHOUT_DOCUMENT:
+        if method != "HEAD" and response.status not in {304, 412, 416}:  # all is in the headers
             async for piece in response.pieces():
                 document += piece
-                if len(document) >= _DOCUMENT_NBYTES:
+                if len(document) >= 16 * 1024:
                     break
     except FAILURES:
         document = b""  # the status is enough
@@ -151,7 +138,8 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
 
 def parse_document(document: bytes) -> tuple[str, str]:
     """Return the code and the message of an error document of S3, each empty if it has none."""
-    code, message = _CODE.search(document), _MESSAGE.search(document)
+    code = _CODE.search(document)
+    message = _MESSAGE.search(document)
     return (
         code[1].decode() if code else "",
         message[1].decode(errors="replace") if message else "",
@@ -160,7 +148,9 @@ def parse_document(document: bytes) -> tuple[str, str]:
 
 def other_region(status: int, code: str, *named: str) -> str:
     """Return the first region in *named* of a refusal that is for a request to another region."""
-    is_other = status in _ELSEWHERE or code.startswith(_ELSEWHERE_CODES)
+    # Codes for the signature, or the endpoint, of another region than the bucket's begin so.
+    codes = ("AuthorizationHeader", "AuthorizationQuery", "IllegalLocation")
+    is_other = status in {301, 302, 307} or code.startswith(codes)
     return next(filter(_REGION_NAME.fullmatch, named), "") if is_other else ""
 
 
@@ -176,5 +166,6 @@ def storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageErro
         case ExchangeError():
             return StorageUnavailableError(ref, str(error))
     reason = error.strerror or type(error).__name__
-    is_refused = isinstance(error, ssl.SSLError) and not isinstance(error, _CLOSED)
+    is_closed = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    is_refused = isinstance(error, ssl.SSLError) and not is_closed
     return (StorageUnusableError if is_refused else StorageUnavailableError)(ref, reason)

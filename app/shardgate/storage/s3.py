@@ -25,13 +25,7 @@ from shardgate.storage.s3_client import S3Client, bucket_of, translated
 from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_write import PutSender, S3WriteOptions, S3Writer
 
-_REUSED_S: Final = 300
-_CACHED_URLS: Final = 8192
-_EXPIRED_STATUS: Final = frozenset({400, 403})
-_EXPIRED_CODES: Final = frozenset({"InvalidToken", "TokenRefreshRequired"})
-_IN_KEY_ORDER: Final = ("AmazonS3", "MinIO", "Ceph")
-"""``Server`` headers of servers that list keys in the order of their bytes."""
-_LAST: Final = "\U0010ffff"
+_LAST: Final = "\U0010ffff"  # the last character in the order of UTF-8
 
 
 class S3Store(S3Writer, HttpReader):
@@ -49,10 +43,7 @@ class S3Store(S3Writer, HttpReader):
     ) -> None:
         settings = settings or StoreSettings()
         client = S3Client(
-            settings,
-            connections=connections,
-            timeout_s=timeout_s,
-            deadline_s=options.deadline_s,
+            settings, connections=connections, timeout_s=timeout_s, deadline_s=options.deadline_s
         )
         http = partial(HttpClient, connections=connections, ca_file=client.ca_file)
         HttpReader.__init__(self, http(silence_s=timeout_s), settings)
@@ -99,19 +90,20 @@ class S3Store(S3Writer, HttpReader):
         target, until = self._urls.get(of, (None, 0.0))
         if target is None or until < time.monotonic():
             target = await self._signer.presign(method, ref)
-            if len(self._urls) >= _CACHED_URLS:
-                del self._urls[next(iter(self._urls))]
-            self._urls[of] = target, time.monotonic() + _REUSED_S
+            if len(self._urls) >= 8 * 1024:
+                del self._urls[next(iter(self._urls))]  # the oldest
+            self._urls[of] = target, time.monotonic() + 5 * 60
         return target
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Drop a URL that has expired; the response to a HEAD does not give the reason."""
         if self._client.learn_region(ref, refusal):
             return True  # URLs are kept by region
-        if refusal.status not in _EXPIRED_STATUS or self._client.is_anonymous:
+        if refusal.status not in {400, 403} or self._client.is_anonymous:
             return False
         reason = f"{refusal.code} {refusal.message}".lower()
-        if not (method == "HEAD" or "expired" in reason or refusal.code in _EXPIRED_CODES):
+        is_token_invalid = refusal.code in {"InvalidToken", "TokenRefreshRequired"}
+        if not (method == "HEAD" or "expired" in reason or is_token_invalid):
             return False
         of = method, ref, self._client.region_of(ref)
         self._urls.pop(of, None)  # unless another reader has dropped it
@@ -139,7 +131,7 @@ class _S3Listing:
 
     async def walk(self, prefix: ObjectRef, after: str) -> AsyncGenerator[Listed]:
         """Yield the objects behind *after*, folder by folder if the server has another order."""
-        if self.in_order.get(self.bucket, True):
+        if self.in_order.get(self.bucket, True):  # the first page shows it
             async for page in self._pages(prefix, "", after):
                 if not self.in_order[self.bucket]:
                     break
@@ -165,6 +157,7 @@ class _S3Listing:
             for each in page:
                 if each.ref.key > after or (each.size is None and after.startswith(each.ref.key)):
                     heapq.heappush(waiting, (each.ref.key, each))
+            # Later pages may have ``a-b`` behind the folder ``a/``, but nothing before ``a``.
             reached = max((each.ref.key.removesuffix("/") for each in page), default="")
             while waiting and waiting[0][0] <= reached:
                 yield heapq.heappop(waiting)[1]
@@ -181,7 +174,7 @@ class _S3Listing:
             if "IsTruncated" not in page:  # botocore takes any XML for a listing, and no body too
                 raise StorageUnavailableError(prefix, "the response is not a listing of S3")
             server = page["ResponseMetadata"].get("HTTPHeaders", {}).get("server", "")
-            self.in_order[self.bucket] = server.startswith(_IN_KEY_ORDER)
+            self.in_order[self.bucket] = server.startswith(("AmazonS3", "MinIO", "Ceph"))
             listed = [_object(prefix, each) for each in page.get("Contents", ())] + [
                 Listed(_ref(prefix, each, "Prefix"), None)
                 for each in page.get("CommonPrefixes", ())
@@ -203,11 +196,13 @@ def _begin(prefix: str, after: str) -> str:
         return "" if after < prefix else f"{prefix}{_LAST}"
     folder = prefix[: prefix.rfind("/") + 1]
     name = after[len(folder) :].partition("/")[0]
+    # The folder ``a/`` follows ``a-b`` as a key, and comes before it by its name: begin before it.
     low = next((at for at, letter in enumerate(name) if letter < "/"), len(name))
     start = name[:low]
     if not start or not start.isascii():
         return folder
-    before = "." if start[-1] == "0" else chr(ord(start[-1]) - 1)  # a slash lies between them
+    # Between "." and "0" lies the slash, which no name has.
+    before = "." if start[-1] == "0" else chr(ord(start[-1]) - 1)
     return f"{folder}{start[:-1]}{before}{_LAST}"
 
 

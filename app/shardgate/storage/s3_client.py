@@ -66,40 +66,23 @@ from shardgate.storage.contract import (
 )
 from shardgate.storage.http_headers import METADATA, derive_etag, skew_of, version_of
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import (
-    NO_SUCH_KEY,
-    Refusal,
-    no_bucket,
-    no_credentials,
-    other_region,
-)
+from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials, other_region
 from shardgate.storage.wrappers import RetryPolicy
 
 NO_BUCKET: Final = "NoSuchBucket"
-_GONE_CODES: Final = frozenset({NO_SUCH_KEY, "NoSuchUpload"})
-"""An upload that is gone lost a race, or was swept: the write starts again."""
 _REQUIRED: Final = {
     "create_multipart_upload": "UploadId",
     "upload_part": "ETag",
     "upload_part_copy": "CopyPartResult",
 }
 """Members without which a response is not that of S3."""
-_PIECE_NBYTES: Final = 256 * 1024
 _BEFORE: Final = "before-call.s3"
 _SIGNATURE: Final = "s3v4-hashed-before"
-_REPLACED_SIGNATURES: Final = frozenset({"v4", "s3v4"})
 DIGEST: Final = "shardgate_sha256"
 PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
-_CONTINUE_S: Final = 1.0
-_BY_HOST: Final = "virtual"
-"""Without it, presigned URLs lead to the endpoint of all regions, which redirects new buckets."""
 _WRITE_IDS: Final = "shardgate-writes"
 _WRITE_ID: Final = re.compile("[0-9a-f]{16}")
-_BARE_ETAG: Final = re.compile('[^"]+')
-_KEPT_IDS: Final = 8
-_DEFAULT_TYPE: Final = "binary/octet-stream"
-"""Default of AWS; SeaweedFS guesses a type from the bytes."""
 
 _shared_loader: Final = cache(create_loader)
 """Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
@@ -112,9 +95,7 @@ type WriteIds = tuple[str, ...]
 
 
 def _open_session() -> Any:
-    """Open a session of botocore. Raises: `ConfigurationError` for a profile that does not exist,
-    or a file that cannot be read.
-    """
+    """Open a session of botocore. Raises: `ConfigurationError` for a missing profile or file."""
     session = get_session()
     try:
         session.get_scoped_config()
@@ -138,8 +119,9 @@ def _configured_endpoint(session: Any) -> Any:
 
 @cache
 def _aws_regions() -> frozenset[str]:
-    listed = _shared_loader().load_data("partitions")["partitions"]
-    return frozenset(name for each in listed for name in each["regions"] if "global" not in name)
+    partitions = _shared_loader().load_data("partitions")["partitions"]
+    names = (name for partition in partitions for name in partition["regions"])
+    return frozenset(name for name in names if "global" not in name)  # ``aws-global`` is no region
 
 
 class _EndpointError(BotoCoreError):
@@ -165,7 +147,8 @@ class S3Client:
         self._policy = RetryPolicy(2 * deadline_s)
         self._session = _open_session()
         self._session.register_component("data_loader", _shared_loader())
-        key_id, secret = settings.access_key_id, settings.secret_access_key
+        key_id = settings.access_key_id
+        secret = settings.secret_access_key
         if key_id is not None and secret is not None:
             token = settings.session_token and settings.session_token.get_secret_value()
             self._session.set_credentials(key_id, secret.get_secret_value(), token)
@@ -277,7 +260,7 @@ class S3Client:
         region = self.region_of(ref)
         if (purpose, region) not in self._clients:
             async with self._lock:
-                if (purpose, region) not in self._clients:
+                if (purpose, region) not in self._clients:  # nobody else has created it by now
                     options = self._options(purpose, region)
                     created = self._session.create_client("s3", **options)
                     try:
@@ -300,10 +283,11 @@ class S3Client:
             connect_timeout=self._timeouts["read"],
             read_timeout=self._timeouts[purpose],
             max_pool_connections=self._connections,
-            retries={"total_max_attempts": 1},
+            retries={"total_max_attempts": 1},  # it would repeat a write without a look at it
             http_session_cls=_HTTPSession,
             user_agent="shardgate",  # botocore assembles its own for each request
-            s3={"addressing_style": "path" if self._endpoint_url else _BY_HOST},
+            # By path, URLs of AWS lead to the endpoint of all regions, which redirects new buckets.
+            s3={"addressing_style": "path" if self._endpoint_url else "virtual"},
         )
         return {"region_name": region, "endpoint_url": self._endpoint_url, "config": config}
 
@@ -368,7 +352,9 @@ def is_refused(answer: S3Answer | Refusal) -> bool:
     """Return whether a precondition failed, or its object or upload is gone."""
     if not isinstance(answer, Refusal):
         return False
-    return answer.status == HTTPStatus.PRECONDITION_FAILED or answer.code in _GONE_CODES
+    # An upload that is gone lost a race, or was swept: the write starts again.
+    is_gone = answer.code in {NO_SUCH_KEY, "NoSuchUpload"}
+    return is_gone or answer.status == HTTPStatus.PRECONDITION_FAILED
 
 
 def is_transient_write(error: StorageError) -> bool:
@@ -377,8 +363,8 @@ def is_transient_write(error: StorageError) -> bool:
 
 
 def next_ids(before: WriteIds) -> WriteIds:
-    """Return a new id in front of those of the object that is replaced."""
-    return (secrets.token_hex(8), *before)[: _KEPT_IDS + 1]
+    """Return a new id in front of up to eight of those of the object that is replaced."""
+    return secrets.token_hex(8), *before[:8]
 
 
 def ids_metadata(ids: WriteIds) -> dict[str, str]:
@@ -391,7 +377,7 @@ def etag_of(answer: Mapping[str, Any]) -> ETag | None:
     etag = str(answer.get("CopyObjectResult", answer).get("ETag") or "")
     if not etag or etag.startswith("W/"):
         return None
-    return ETag(f'"{etag}"' if _BARE_ETAG.fullmatch(etag) else etag)
+    return ETag(etag if '"' in etag else f'"{etag}"')  # some servers leave the quotes out
 
 
 class ObjectState(NamedTuple):
@@ -429,7 +415,8 @@ class ObjectWrite:
         coding, content_type, metadata = self.kept
         return {
             "Metadata": {**dict(metadata), **ids_metadata(self.ids)},
-            "ContentType": content_type or _DEFAULT_TYPE,
+            # The default of AWS: without a type, SeaweedFS guesses one from the bytes.
+            "ContentType": content_type or "binary/octet-stream",
             **({"ContentEncoding": coding} if coding else {}),
         }
 
@@ -449,70 +436,77 @@ class Swapper:
         """Write once; return the new version, also if that was replaced since."""
         own = write.ids[0]
 
-        def settle(state: ObjectState | None) -> ETag | Conflict | None:
+        def outcome_in(state: ObjectState | None) -> ETag | Conflict | None:
+            if state is not None and state.ids[:1] == (own,):
+                return state.etag
             if state is not None and own in state.ids:
-                return state.etag if own == state.ids[0] else derive_etag(own.encode())
+                return derive_etag(own.encode())  # written, and replaced by another write since
             return None if is_as_expected(state and state.etag, write.expected) else CONFLICT
 
         attempt = partial(send, **write.conditions)
-        lost = None if write.expected is None else CONFLICT
-        return await self._run(write.ref, attempt, etag_of, settle, lost)
+        refused = None if write.expected is None else CONFLICT
+        return await self._run(write.ref, attempt, etag_of, outcome_in, refused)
 
     async def remove(self, ref: ObjectRef, expected: ETag | None) -> Literal[True] | Conflict:
         """Remove *ref*, in the version *expected* only if that is one."""
 
-        def accept(answer: S3Answer) -> Literal[True] | None:
+        def outcome_of(answer: S3Answer) -> Literal[True] | None:
             status = answer["ResponseMetadata"]["HTTPStatusCode"]
             return True if status == HTTPStatus.NO_CONTENT else None
 
-        def settle(state: ObjectState | None) -> Literal[True] | Conflict | None:
+        def outcome_in(state: ObjectState | None) -> Literal[True] | Conflict | None:
             if state is None:
                 return True
             return CONFLICT if expected not in (None, state.etag) else None
 
         condition = {} if expected is None else {"IfMatch": str(expected)}
         attempt = partial(self._client.send, ref, "delete_object", **condition)
-        return await self._run(ref, attempt, accept, settle, CONFLICT)
+        return await self._run(ref, attempt, outcome_of, outcome_in, CONFLICT)
 
     async def _run[T](
         self,
         ref: ObjectRef,
         send: Send,
-        accept: Callable[[S3Answer], T | None],
-        settle: Callable[[ObjectState | None], T | None],
-        lost: T | None,
+        outcome_of: Callable[[S3Answer], T | None],
+        outcome_in: Callable[[ObjectState | None], T | None],
+        refused: T | None,
     ) -> T:
         """Repeat *send* until a response or the object itself shows the outcome.
 
-        *accept* returns the outcome that a response proves, and *settle* that which the state of
-        the object proves. A refusal that the state does not explain has the outcome *lost*.
+        *outcome_of* a response and *outcome_in* a state of the object are `None` where they prove
+        none. A failed precondition that the state does not explain has the outcome *refused*; it
+        is an error if that is `None`.
         """
-        in_doubt = False
+        may_be_done = False  # a request was sent, and its outcome is not known
+
+        async def look() -> T | None:
+            return outcome_in(await self._look(ref))
 
         async def attempt() -> T:
-            nonlocal in_doubt
-            was_in_doubt = in_doubt
-            if was_in_doubt and (known := settle(await self._look(ref))) is not None:
-                return known
-            in_doubt = True
+            nonlocal may_be_done
+            may_be_done_before = may_be_done
+            if may_be_done_before and (outcome := await look()) is not None:
+                return outcome
+            may_be_done = True  # also without a response
             answer = await send()
-            if not isinstance(answer, Refusal):  # perhaps of a proxy
-                if (known := accept(answer) or settle(await self._look(ref))) is not None:
-                    return known
-                raise StorageUnavailableError(ref, "the response is not that of S3 to a write")
-            if lost is not None and is_refused(answer):
-                return settle(await self._look(ref)) or lost
-            error = answer.failure(ref)
-            in_doubt = was_in_doubt or is_transient_write(error)
-            raise error
+            if isinstance(answer, Refusal):
+                if refused is not None and is_refused(answer):
+                    return await look() or refused
+                error = answer.failure(ref)
+                may_be_done = may_be_done_before or is_transient_write(error)
+                raise error
+            if (outcome := outcome_of(answer) or await look()) is not None:
+                return outcome
+            # It may be the answer of a proxy.
+            raise StorageUnavailableError(ref, "the response is not that of S3 to a write")
 
         try:
             return await self._client.retried(ref, attempt)
         except StorageError:
-            if in_doubt:
+            if may_be_done:
                 with suppress(StorageError):
-                    if (known := settle(await self._look(ref))) is not None:
-                        return known
+                    if (outcome := await look()) is not None:
+                        return outcome
             raise
 
     async def _look(self, ref: ObjectRef) -> ObjectState | None:
@@ -558,7 +552,7 @@ class HashedBeforeAuth(S3SigV4Auth):
 
 
 def _choose_signer(signature_version: Any, **_: Any) -> str | None:
-    return _SIGNATURE if signature_version in _REPLACED_SIGNATURES else None
+    return _SIGNATURE if signature_version in {"v4", "s3v4"} else None
 
 
 async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
@@ -568,7 +562,7 @@ async def _hash(request: Any, signature_version: Any, **_: Any) -> None:
 
 def _divide(request: Any, **_: Any) -> None:
     if (body := _large(request.body)) is not None:
-        request.body = divide(body, _PIECE_NBYTES)
+        request.body = divide(body, 256 * 1024)
 
 
 def _large(body: Any) -> bytes | None:
@@ -588,7 +582,7 @@ class _ExpectingRequest(ClientRequest):
     def update_expect_continue(self, expect: bool = False) -> None:  # noqa: FBT001, FBT002  aiohttp's
         super().update_expect_continue(expect)
         if self._continue is not None:
-            self.loop.call_later(_CONTINUE_S, resolve, self._continue, True)  # noqa: FBT003
+            self.loop.call_later(1.0, resolve, self._continue, True)  # noqa: FBT003
 
 
 class _HTTPSession(AIOHTTPSession):  # type: ignore[misc]  # has no types

@@ -27,11 +27,6 @@ from shardgate.storage.s3_client import (
 )
 
 _EXPIRES_S: Final = 900
-_OPERATIONS: Final[dict[HttpMethod, str]] = {
-    "GET": "get_object",
-    "HEAD": "head_object",
-    "PUT": "put_object",
-}
 _SAMPLE_KEY: Final = "key"
 _QUERY_OF_SIGV4: Final = frozenset(
     {
@@ -86,7 +81,7 @@ class S3Signer:
 async def presign(client: Any, method: HttpMethod, bucket: str, key: str) -> str:
     """Return botocore's presigned URL; without credentials it is not signed."""
     url: str = await client.generate_presigned_url(
-        _OPERATIONS[method],
+        f"{method.lower()}_object",
         Params={"Bucket": bucket, "Key": key},
         ExpiresIn=_EXPIRES_S,
         HttpMethod=method,

@@ -40,14 +40,9 @@ from shardgate.storage.s3_client import (
 )
 from shardgate.storage.wrappers import RetryPolicy
 
-MIN_NBYTES: Final = 5 * 1024**2
-_COPIED_NBYTES: Final = 256 * 1024**2
-_SENT_NBYTES: Final = 16 * 1024**2
 _MAX_PARTS: Final = 10_000
-_KEPT_NBYTES: Final = 64 * 1024**2
-"""Writers of a shard mostly write it again: the body that was sent last need not be fetched."""
-_UNKNOWN_STATUS: Final = frozenset({405, 501})
-_UNKNOWN_CODES: Final = frozenset({"NotImplemented", "MethodNotAllowed"})
+_KEPT_NBYTES: Final = 64 * 1024**2  # of bodies that were sent: most shards are written again
+
 type Part = ByteRange | list[Piece]
 """A range that the server copies, or pieces that are sent together."""
 type SwapRequest = Literal["complete", "copy"]
@@ -60,7 +55,7 @@ class CannotCopyError(Exception):
 
 
 def plan_parts(
-    pieces: Sequence[Piece], *, copies: bool = True, min_nbytes: int = MIN_NBYTES
+    pieces: Sequence[Piece], *, copies: bool = True, min_nbytes: int = 5 * 1024**2
 ) -> list[Part]:
     """Divide *pieces* into at most 10,000 parts; the server copies none unless *copies*."""
     joined = _joined(pieces)
@@ -78,8 +73,8 @@ class _PartPlan:
     def __init__(self, min_nbytes: int, *, copies: bool) -> None:
         self.parts: list[Part] = []
         self._min = min_nbytes
-        self._copied = max(_COPIED_NBYTES, 2 * min_nbytes)
-        self._sent = max(_SENT_NBYTES, min_nbytes)
+        self._copied = max(256 * 1024**2, 2 * min_nbytes)  # of a longer range no part is under half
+        self._sent = max(16 * 1024**2, min_nbytes)
         self._copies = copies
         self._waiting: list[Piece] = []
         self._nbytes = 0
@@ -93,6 +88,7 @@ class _PartPlan:
                     start = piece.start + at
                     self._wait(ByteRange(start, min(start + self._sent, piece.stop)))
             return
+        # What waits is filled up to the least length of a part with the beginning of the range.
         missing = max(0, self._min - self._nbytes) if self._waiting else 0
         least = 1 if is_last else self._min
         if piece.length - missing < least:
@@ -106,7 +102,8 @@ class _PartPlan:
     def send(self) -> None:
         if self._waiting:
             self.parts.append(self._waiting)
-            self._waiting, self._nbytes = [], 0
+            self._waiting = []
+            self._nbytes = 0
 
     def _wait(self, piece: Piece) -> None:
         if nbytes := nbytes_of(piece):
@@ -162,7 +159,9 @@ class BodyFetcher:
             size = len(body)
             if any(isinstance(piece, ByteRange) and piece.stop > size for piece in pieces):
                 raise RangeNotSatisfiedError(ref, size)
-            spans, read, fetched = [ByteRange(0, size)], [body], 0
+            spans = [ByteRange(0, size)]
+            read = [body]
+            fetched = 0
         else:
             spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
             read = await bounded_gather(lambda span: self._read(ref, span, version), spans)
@@ -248,7 +247,8 @@ class MultipartWriter:
             if not (is_completed or upload.is_temporary):
                 await self._discard(upload.ref, "abort_multipart_upload", UploadId=upload_id)
         if upload.is_temporary:
-            with suppress(StorageError):  # also uploads of which no response was heard
+            # Its name is of this write only, so uploads whose response was lost are found by it.
+            with suppress(StorageError):
                 await self._abort_uploads(upload.ref, timedelta(0))
             await self._discard(upload.ref, "delete_object")
 
@@ -257,8 +257,8 @@ class MultipartWriter:
         for each in _older(answer, answer.get("Uploads", ()), "Initiated", age):
             key = str(each["Key"])
             if key == ref.key or key.startswith(f"{ref.key}{TEMPORARY}"):
-                found, upload_id = ObjectRef(ref.bucket, key), str(each["UploadId"])
-                await self._discard(found, "abort_multipart_upload", UploadId=upload_id)
+                upload = {"UploadId": str(each["UploadId"])}
+                await self._discard(ObjectRef(ref.bucket, key), "abort_multipart_upload", **upload)
 
     async def _discard(self, ref: ObjectRef, operation: str, **params: Any) -> None:
         with suppress(StorageError):
@@ -319,7 +319,8 @@ class _MultipartUpload:
         if isinstance(answer, Refusal):
             if is_refused(answer):
                 raise VersionChangedError(source)
-            if answer.status in _UNKNOWN_STATUS or answer.code in _UNKNOWN_CODES:
+            is_unknown = answer.code in {"NotImplemented", "MethodNotAllowed"}
+            if is_unknown or answer.status in {405, 501}:
                 raise CannotCopyError
             raise answer.failure(self.ref)
         self.notice = self.notice._replace(copied=self.notice.copied + part.length)

@@ -67,11 +67,9 @@ from shardgate.storage.s3_upload import (
 )
 from shardgate.storage.wrappers import RetryPolicy
 
-_MAX_KEY_NBYTES: Final = 990
-"""Longer keys leave no room for the suffix of a temporary object."""
+_MAX_KEY_NBYTES: Final = 990  # of 1,024: a temporary object has a suffix
 _WRONG: Final = '"00000000000000000000000000000000"'
-_WRONGS: Final = ({"IfMatch": _WRONG}, {"IfNoneMatch": "*"})
-"""Preconditions that do not hold for an existing object."""
+_WRONGS: Final = ({"IfMatch": _WRONG}, {"IfNoneMatch": "*"})  # of an object that exists
 _HEADERS: Final = {
     "IfMatch": "If-Match",
     "IfNoneMatch": "If-None-Match",
@@ -80,9 +78,6 @@ _HEADERS: Final = {
     "ContentType": "Content-Type",
 }
 """Names in HTTP of parameters of botocore."""
-_TRIES: Final = 5
-_SEAWEEDFS: Final = "SeaweedFS"
-"""Checks preconditions when an upload is completed, but not atomically."""
 
 
 class S3WriteOptions(NamedTuple):
@@ -129,7 +124,7 @@ class S3Writer:
         if root in self._verified:
             return
         await self._probes.run(root, partial(self._probe, root))
-        await self._multipart.sweep(root.prefix)
+        await self._multipart.sweep(root.prefix)  # of what a process left that was killed
 
     async def _probe(self, root: ObjectRef) -> None:
         try:
@@ -171,7 +166,8 @@ class S3Writer:
     async def _put(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
         total = sum(map(nbytes_of, pieces))
         kept = sum(piece.length for piece in pieces if isinstance(piece, ByteRange))
-        bucket, etag = write.ref.bucket, None
+        bucket = write.ref.bucket
+        etag: ETag | Conflict | None = None  # not uploaded in parts
         if kept >= self._options.copied_nbytes and bucket not in self._without_copy:
             try:
                 etag = await self._upload(write, await asyncio.to_thread(plan_parts, pieces))
@@ -180,7 +176,9 @@ class S3Writer:
         if etag is None and total > self._options.whole_nbytes:
             parts = await asyncio.to_thread(plan_parts, pieces, copies=False)
             etag = await self._upload(write, parts)
-        return await self._send(write, pieces) if etag is None else etag
+        if etag is None:
+            etag = await self._send(write, pieces)
+        return etag
 
     async def _upload(self, write: ObjectWrite, parts: Sequence[Part]) -> ETag | Conflict | None:
         """Upload in parts; return `None` if that is not safe, or saves nothing."""
@@ -327,6 +325,7 @@ class ServerProbe:
         await self._verify_replacement(etag, Body=b"22", Metadata=metadata)
         swap_request = await self._find_swap_request()
         refused = is_refused(await self._send("delete_object", IfMatch=_WRONG))
+        # A server may refuse, and delete all the same.
         deletes_by_version = refused and await self._swapper.state(self._ref) is not None
         return ServerFeatures(deletes_by_version, swap_request)
 
@@ -341,7 +340,7 @@ class ServerProbe:
 
     async def _verify_replacement(self, etag: ETag, **params: Any) -> None:
         """Replace the version *etag*, repeatedly: servers also refuse during another request."""
-        for _ in range(_TRIES):
+        for _ in range(5):
             answer = await self._send("put_object", IfMatch=etag, **params)
             if not isinstance(answer, Refusal):
                 return
@@ -354,7 +353,8 @@ class ServerProbe:
     async def _find_swap_request(self) -> SwapRequest | None:
         if "AmazonS3" not in self._server and await self._copies_conditionally():
             return "copy"
-        if _SEAWEEDFS not in self._server and await self._completes_conditionally():
+        # SeaweedFS checks preconditions when an upload is completed, but not atomically.
+        if "SeaweedFS" not in self._server and await self._completes_conditionally():
             return "complete"
         return None
 

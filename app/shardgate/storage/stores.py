@@ -107,7 +107,10 @@ class Stores(StoreWrapper):
         _check_settings(url, settings or StoreSettings())
         if kind.startswith(_WEB):
             whole = url_of(_web_prefix(root).bucket)
-            folder, _, key = root.key.rpartition("/") if may_be_object else (root.key, "", "")
+            folder = root.key
+            key = ""
+            if may_be_object:
+                folder, _, key = root.key.rpartition("/")
             root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, unquote(key))
             self._redirects[root.bucket] += map(_web_target, (whole, *redirects))
         elif kind == "file":
@@ -307,6 +310,6 @@ def _split_file(root: ObjectRef) -> ObjectRef:
     if path.is_dir():
         return root
     real = Path(os.path.realpath(path))
-    if real.parent != Path(os.path.realpath(path.parent)):
+    if real.parent != Path(os.path.realpath(path.parent)):  # a link leads out of its folder
         path = real
     return ObjectRef(path.parent.as_uri(), path.name)

@@ -32,7 +32,7 @@ from shardgate.storage.contract import (
     WriteOptions,
 )
 
-_SEPARATORS: Final = re.compile(r"[/\\]")
+_SEPARATORS: Final = re.compile(r"[/\\]")  # servers on Windows take both
 
 
 class StoreWrapper:
@@ -130,7 +130,6 @@ def is_transient(error: StorageError) -> bool:
     return isinstance(error, StorageThrottledError | StorageUnavailableError | TruncatedReadError)
 
 
-_ATTEMPTS: Final = 4
 _BACKOFF: Final = Backoff(first_s=0.1, longest_s=5.0, at_once=1)
 
 
@@ -155,14 +154,14 @@ class RetryPolicy:
         """Repeat *call* after transient errors; raise `StorageTimeoutError` at the deadline."""
         try:
             with Deadline(self._deadlines):
-                for number in range(1, _ATTEMPTS):
+                for number in range(1, 4):
                     try:
                         return await call()
                     except StorageError as error:
                         if not is_transient(error):
                             raise
                     await self.backoff.pause(number)
-                return await call()
+                return await call()  # the last attempt, whose error the caller gets
         except TimeoutError as error:
             raise StorageTimeoutError(ref, f"no response within {self._deadline_s:g} s") from error
 
@@ -184,7 +183,7 @@ class RetryingStore(StoreWrapper):
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         async with AsyncExitStack() as stack:
-
+            # Only entering is repeated: bytes that were yielded cannot be taken back.
             async def enter() -> AsyncIterator[bytes]:
                 opened = self._inner.stream(ref, byte_range, if_match=if_match)
                 return await stack.enter_async_context(opened)
@@ -207,7 +206,7 @@ class RetryingStore(StoreWrapper):
             try:
                 return await anext(listing, None)
             except BaseException:
-                listing = None
+                listing = None  # a generator that has raised yields nothing more
                 raise
 
         while (found := await self._policy.run(prefix, step)) is not None:
@@ -264,7 +263,10 @@ class TracedStore(StoreWrapper):
     async def get(
         self, ref: ObjectRef, request: ByteRequest | None = None, **options: Unpack[ReadOptions]
     ) -> Found | NotModified | None:
-        nbytes, error, kind = 0, None, options.pop("kind", OBJECT)
+        # Without a `_Timer`, which would cost the reads of chunks two calls more.
+        kind = options.pop("kind", OBJECT)
+        nbytes = 0
+        error = None
         began = time.perf_counter()
         try:
             found = await self._inner.get(ref, request, **options)

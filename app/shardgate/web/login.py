@@ -19,9 +19,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from shardgate.auth.access import Caller
-from shardgate.auth.login_sessions import (
+from shardgate.auth.logins import (
+    LOGIN_COOKIE,
     NAVIGATION,
-    SESSION,
     VIEWER,
     LoginTokens,
     cookie_of,
@@ -50,10 +50,6 @@ from shardgate.web.rendering import PageTemplate
 _ATTEMPT_S: Final = 600
 """Longest time to sign in at the issuer."""
 _ATTEMPT: Final = "shardgate-attempt"
-_LONGEST_COOKIE: Final = 3800
-"""Browsers drop longer ones, which have 4,096 bytes with their names and attributes."""
-_MOST_ATTEMPTS: Final = 3
-"""Most sign-ins of one browser at a time: each may take 3 KiB of the 16 that nginx takes."""
 _OTHER: Final = "other"
 """Query parameter for a sign-in as another person."""
 _NAMED_LETTERS: Final = 8
@@ -95,7 +91,7 @@ class ForCommand(NamedTuple):
 
 
 type Purpose = ForViewer | ForPages | ForCommand
-_KINDS: Final = {ForViewer: VIEWER, ForPages: SESSION, ForCommand: CODE}
+_KINDS: Final = {ForViewer: VIEWER, ForPages: LOGIN_COOKIE, ForCommand: CODE}
 """Claim ``for`` of the cookie of an attempt."""
 
 
@@ -112,7 +108,7 @@ class BegunLogin(NamedTuple):
         purpose: Purpose
         if claims["for"] == VIEWER:
             purpose = ForViewer(claims["opener"])
-        elif claims["for"] == SESSION:
+        elif claims["for"] == LOGIN_COOKIE:
             purpose = ForPages(claims["page"])
         else:
             purpose = ForCommand(claims["challenge"], claims["port"])
@@ -172,7 +168,8 @@ class LoginPages:
         claims = BegunLogin(purpose, attempt, prompt).claims
         cookie = self._tokens.sign(_ATTEMPT, claims, _ATTEMPT_S)
         set_cookie(response, address, _attempt_of(attempt.state), cookie, _ATTEMPT_S)
-        for kind in kinds_of(request, _ATTEMPT)[: 1 - _MOST_ATTEMPTS]:
+        # Three attempts at most, as each may take 3 KiB of the 16 that nginx takes.
+        for kind in kinds_of(request, _ATTEMPT)[:-2]:
             set_cookie(response, address, kind, "", 0)
         return response
 
@@ -196,7 +193,7 @@ class LoginPages:
         return response
 
     async def _sign_in(self, begun: BegunLogin, address: Address, request: Request) -> Response:
-        """Return the response to the person, with the cookie of a session."""
+        """Return the response to the person, with the cookie of a login."""
         purpose = begun.purpose
         answer = request.query_params
         if len(answer) < len(answer.multi_items()):
@@ -205,22 +202,23 @@ class LoginPages:
             return await self._begin(request, purpose, prompt)
         claims = await self._flow.finish(begun.attempt, _callback(address), answer)
         caller = self._flow.issuer.caller_of(claims)
-        session = await self._tokens.session_of(request)
-        is_same = session is not None and session.caller.name == caller.name
-        rights = self._tokens.rights_of(caller, session if is_same else None)
-        if session is not None and (rights is None or not is_same):
-            await self._tokens.end(session)
+        login = await self._tokens.login_of(request)
+        is_same = login is not None and login.caller.name == caller.name
+        rights = self._tokens.rights_of(caller, login if is_same else None)
+        if login is not None and (rights is None or not is_same):
+            await self._tokens.end(login)
         if rights is None:
             response = await self._refuse(without_rights(caller), purpose, request)
-            set_cookie(response, address, SESSION, "", 0)
+            set_cookie(response, address, LOGIN_COOKIE, "", 0)
             return response
-        cookie = self._tokens.sign(SESSION, rights, self._tokens.lifetime_s)
-        fits = len(cookie) <= _LONGEST_COOKIE
+        cookie = self._tokens.sign(LOGIN_COOKIE, rights, self._tokens.lifetime_s)
+        most_nbytes = 3800  # browsers drop cookies above 4,096 bytes, name and attributes included
+        fits = len(cookie) <= most_nbytes
         if not fits and isinstance(purpose, ForPages):
             raise ForbiddenError(f"{caller.name} fulfils more rules than a cookie can hold")
         response = await self._hand_out(purpose, rights, address)
         if fits:
-            set_cookie(response, address, SESSION, cookie, self._tokens.lifetime_s)
+            set_cookie(response, address, LOGIN_COOKIE, cookie, self._tokens.lifetime_s)
         return response
 
     async def _hand_out(
@@ -247,17 +245,17 @@ class LoginPages:
                 )
 
     async def end(self, request: Request) -> Response:
-        """End the session of the browser, and its tokens. Raises: `ForbiddenError` to others."""
+        """End the login of the browser, and its tokens. Raises: `ForbiddenError` to others."""
         demand_own_page(request, "sign out")
         response = Response(status_code=HTTPStatus.NO_CONTENT)
         try:
-            if (session := await self._tokens.session_of(request)) is not None:
-                await self._tokens.end(session)
+            if (login := await self._tokens.login_of(request)) is not None:
+                await self._tokens.end(login)
         except TokenRecordsError as error:
             status = status_of(error)
             log_failure(status, error)
             response = JSONResponse({"detail": str(error)}, status)
-        set_cookie(response, address_of(request), SESSION, "", 0)
+        set_cookie(response, address_of(request), LOGIN_COOKIE, "", 0)
         return response
 
     async def explain(

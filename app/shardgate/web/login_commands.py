@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
-from shardgate.auth.login_sessions import VIEWER, LoginTokens
+from shardgate.auth.logins import VIEWER, LoginTokens
 from shardgate.auth.oidc_client import DeviceAuthorization, OidcClient, challenge_of
 from shardgate.errors import ForbiddenError, TooManyRequestsError
 from shardgate.server.body import RequestBodyReader, RequestDocument

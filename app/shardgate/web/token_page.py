@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
 from shardgate.auth.access import Caller
-from shardgate.auth.login_sessions import LoginTokens, demand_own_page
+from shardgate.auth.logins import LoginTokens, demand_own_page
 from shardgate.auth.tokens import Token, TokenMint, TokenOptions
 from shardgate.errors import UnauthenticatedError
 from shardgate.server.address import address_of
@@ -18,19 +18,19 @@ _PATH: Final = "/login/tokens"
 
 
 def build_token_page(
-    sessions: LoginTokens, tokens: TokenMint, bodies: RequestBodyReader
+    logins: LoginTokens, tokens: TokenMint, bodies: RequestBodyReader
 ) -> APIRouter:
-    """Build the page of the tokens of one person, by the session of the browser."""
+    """Build the page of the tokens of one person, by the login of the browser."""
     router = APIRouter(include_in_schema=False, prefix=_PATH)
     page = PageTemplate("tokens.html")
 
     @router.get("", response_model=None)
     async def show(request: Request) -> Response:
         """Answer with the page, or lead to the sign-in."""
-        if (session := await sessions.session_of(request)) is None:
+        if (login := await logins.login_of(request)) is None:
             location = f"{address_of(request).root_path}/login?page={_PATH}"
             return RedirectResponse(location, HTTPStatus.SEE_OTHER)
-        caller = session.caller
+        caller = login.caller
         made = await tokens.records.list(caller.name)
         readable = tokens.datasets.readable_by(caller)
         return await page.respond(
@@ -45,9 +45,9 @@ def build_token_page(
         Raises: `ForbiddenError`, `UnauthenticatedError`, `TokenRecordsError`.
         """
         demand_own_page(request, "make and revoke tokens")
-        if (session := await sessions.session_of(request)) is None:
+        if (login := await logins.login_of(request)) is None:
             raise UnauthenticatedError("this browser has no session; sign in first")
-        return session.caller
+        return login.caller
 
     @router.post("", status_code=201)
     async def make(request: Request) -> Token:

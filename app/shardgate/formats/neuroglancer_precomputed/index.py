@@ -25,22 +25,12 @@ from shardgate.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 ENTRY_NBYTES: Final = 16
 """Of a shard index: start and stop of a minishard index."""
-_ROW_NBYTES: Final = 24
-"""Of a minishard index: a chunk id, a start and a size, as deltas."""
 _ENTRY: Final = Struct("<QQ")
 _ID_BITS: Final = 64
 MAX_WHOLE_INDEX_NBYTES: Final = 64 * 1024
 """A larger shard index is read one entry at a time. Measured with the store on the same machine: 64
 KiB take as long as 16 bytes (0.18 ms), 256 KiB 0.21 ms, 1 MiB 0.33 ms, 4 MiB 0.9 ms.
 """
-_UINT32_NBYTES: Final = 4
-_NUM_LODS_AT: Final = 24
-"""After chunk_shape and grid_origin."""
-_LOD_NBYTES: Final = 16
-"""A scale and the three coordinates of a vertex offset."""
-_POSITION_NBYTES: Final = 12
-_MAX_LODS: Final = 1024
-"""Each takes time, and halves the resolution: a few dozen are possible."""
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]
 _Bits = Annotated[Integer, Field(ge=0, le=64)]
@@ -179,11 +169,11 @@ class MinishardIndexDecoder:
     def __call__(self, data: bytes) -> MinishardIndex:
         """Undo the deltas, modulo 2^64; a chunk that ends past that is refused."""
         decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
-        if len(decoded) % _ROW_NBYTES:
+        if len(decoded) % 24:  # a chunk id, a start and a size
             raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
         rows = np.frombuffer(decoded, "<u8").reshape(3, -1)
         np.cumsum(rows[0], out=rows[0])
-        rows[1] += rows[2]
+        rows[1] += rows[2]  # a start counts from the stop before: with the size it leads to its own
         np.cumsum(rows[1], out=rows[1])
         np.subtract(rows[1], rows[2], out=rows[2])
         ids, stops, starts = rows
@@ -253,22 +243,23 @@ async def open_shard(
 
     Raises: `DamagedError`.
     """
-    one, alone, data_ref = (
+    shard_ref, index_ref, data_ref = (
         name._replace(key=f"{name.key}.{ending}") for ending in ("shard", "index", "data")
     )
-    if (index := await fetch(sharding.read_index(one, minishard))) is not None:
-        if index.size < sharding.index_nbytes:
-            raise DamagedError(one, f"{index.size} bytes are too few for its shard index")
-        place = ByteRange(sharding.index_nbytes, index.size)
-        return ShardObject(index.value, one, Stored(one, place, index.etag))
-    if await fetch(sharding.read_index(alone, minishard)) is None:
+    if (shard := await fetch(sharding.read_index(shard_ref, minishard))) is not None:
+        if shard.size < sharding.index_nbytes:
+            raise DamagedError(shard_ref, f"{shard.size} bytes are too few for its shard index")
+        place = ByteRange(sharding.index_nbytes, shard.size)
+        return ShardObject(shard.value, shard_ref, Stored(shard_ref, place, shard.etag))
+    if await fetch(sharding.read_index(index_ref, minishard)) is None:
         return None
     data = await fetch(Read("shard-end", data_ref, SuffixRange(1), Opaque))
     if data is None:
         raise DamagedError(data_ref, "does not exist, though its index does")
-    if (index := await fetch(sharding.read_index(alone, minishard, data.etag))) is None:
-        raise VersionChangedError(alone)
-    return ShardObject(index.value, alone, Stored(data_ref, ByteRange(0, data.size), data.etag))
+    if (index := await fetch(sharding.read_index(index_ref, minishard, data.etag))) is None:
+        raise VersionChangedError(index_ref)
+    region = Stored(data_ref, ByteRange(0, data.size), data.etag)
+    return ShardObject(index.value, index_ref, region)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +273,7 @@ class Minishard:
 
     def locate(self, chunk_id: int) -> Stored | None:
         """Return the place of *chunk_id* in the object, if it is stored."""
-        ref, region = self.region.ref, self.region.byte_range
+        ref, region, version = self.region
         try:
             found = self.index.lookup(chunk_id)
         except DecodeError as error:
@@ -293,7 +284,7 @@ class Minishard:
             raise DamagedError(ref, f"chunk {chunk_id} at {found} ends past {region.length} bytes")
         if found.overlaps(self.place):
             raise DamagedError(ref, f"chunk {chunk_id} at {found} overlaps its minishard index")
-        return Stored(ref, region.narrow(found), self.region.version)
+        return Stored(ref, region.narrow(found), version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +305,16 @@ class MeshManifestDecoder:
     def __call__(self, data: bytes) -> MeshManifest:
         if self.is_gzip:
             data = inflate(data, self.most_nbytes)
-        (num_lods,) = map(int, _uint32s(data, 1, _NUM_LODS_AT))
-        at = _NUM_LODS_AT + _UINT32_NBYTES + num_lods * _LOD_NBYTES
+        at = 24  # after chunk_shape and grid_origin
+        (num_lods,) = map(int, _uint32s(data, 1, at))
+        at += 4 + num_lods * 16  # a scale, and the three coordinates of a vertex offset
         counts = _uint32s(data, num_lods, at)
-        if num_lods > _MAX_LODS:
+        if num_lods > 2**10:  # each takes time, and halves the resolution: a few dozen are possible
             raise DecodeError(f"the mesh manifest is of {num_lods} levels of detail")
         at += counts.nbytes
         total = 0
         for count in map(int, counts):
-            at += count * _POSITION_NBYTES
+            at += count * 12  # the three coordinates of a position
             sizes = _uint32s(data, count, at)
             total += int(sizes.sum(dtype=np.uint64))
             at += sizes.nbytes
@@ -330,6 +322,6 @@ class MeshManifestDecoder:
 
 
 def _uint32s(data: bytes, count: int, at: int) -> NDArray[np.uint32]:
-    if len(data) < at + count * _UINT32_NBYTES:
+    if len(data) < at + count * 4:
         raise DecodeError(f"the mesh manifest ends after {len(data)} bytes, early")
     return np.frombuffer(data, "<u4", count, at)

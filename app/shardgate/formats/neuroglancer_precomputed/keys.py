@@ -85,6 +85,7 @@ class MortonGrid:
 
     def covers(self, codes: Ids) -> Mask:
         """Return which of *codes* are of cells on the grid."""
+        # `cells` does not look at higher bits.
         on_grid = codes <= np.uint64((1 << self.bit_count) - 1)
         return on_grid & (self.cells(codes) < np.array(self.shape, np.uint64)).all(axis=1)
 
@@ -179,6 +180,7 @@ class VoxelBounds:
             (begin - offset) // chunk
             for begin, offset, chunk in zip(begins, self.voxel_offset, self.chunk_size, strict=True)
         )
+        # A chunk at the edge ends with the volume, and has no other spelling.
         if not self.grid.contains(cell) or self._spell(cell) != name:
             return None
         return self.grid.encode(cell)
@@ -205,6 +207,7 @@ class VoxelBounds:
         return prod(map(sub, *reversed(self._bounds(self.grid.decode(chunk_id)))))
 
     def _bounds(self, cell: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        # Not strict: `beginning` has the first coordinates only.
         begins = [at * chunk for at, chunk in zip(cell, self.chunk_size, strict=False)]
         ends = [
             min(begin + chunk, n)

@@ -51,14 +51,7 @@ from shardgate.model import (
 
 MARKER: Final = VirtualKey("info")
 _SHARDED: Final = re.compile(rb'"sharding"\s*:')
-_PAGE: Final = 1001
-"""One more than any page has."""
-_CONCURRENT_SHARDS: Final = 8
-"""So many shards' indexes are held encoded."""
-_IN_NAMES: Final = "0123456789_"
-_LAST_DIGIT: Final = "9"
-_AFTER_NAME: Final = "!"
-"""Sorts before all characters of names."""
+_PAGE: Final = 1001  # one more than any page has
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +134,8 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
-        sharding, most_nbytes = part.sharding, self.options.decoded_nbytes
+        sharding = part.sharding
+        most_nbytes = self.options.decoded_nbytes
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
         if len(self.info.value.parts_at[part.path]) > 1:
@@ -227,7 +221,8 @@ class VolumeWalk:
 
     def grid(self, size: Cell = (1, 1, 1)) -> Grid:
         """Return the grid of chunks, with shards of *size*."""
-        names, lead = self.names, self.shards.prefix
+        names = self.names
+        lead = self.shards.prefix
         axes = tuple(map(Axis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
         return Grid(axes, lambda cell: lead + names.beginning(cell))
 
@@ -242,12 +237,15 @@ class VolumeWalk:
             yield self.names.grid.cells(table.sound(survey.whole.ref)[0])
 
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
-        names, lead, sharding = self.names, self.shards.prefix, self.shards.part.sharding
+        names = self.names
+        lead = self.shards.prefix
+        sharding = self.shards.part.sharding
         if not wanted().meets(lead) or not (stored := await self.shards.stored(io.list_names)):
             return
         size: Cell = tuple(max(1, count) for count in names.grid.shape)
         first_cells = {(0,) * len(size)}
         low_bits = sharding.preshift_bits + sharding.minishard_bits
+        # With fewer bits several boxes share a shard.
         is_enough = low_bits + sharding.shard_bits >= names.grid.bit_count
         if is_enough and sharding.hash == "identity":
             size = names.grid.box(low_bits)
@@ -278,11 +276,12 @@ class IdWalk:
     async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[Item | str]:
         lead = self.shards.prefix
         rest = wanted().rest(lead)
-        if not wanted().meets(lead) or rest[:1] > _LAST_DIGIT:
+        if not wanted().meets(lead) or rest[:1] > "9":  # no name begins so
             return
         numbers = sorted(await self.shards.stored(io.list_names))
         shards = [self.shards.numbered(number) for number in numbers]
-        low, is_last = rest[: len(rest) - len(rest.lstrip(_IN_NAMES))], False
+        low = rest[: len(rest) - len(rest.lstrip("0123456789_"))]
+        is_last = False
         while not is_last:
             page = await self._page(shards, low.encode(), io)
             is_last = len(page) < _PAGE
@@ -292,7 +291,7 @@ class IdWalk:
                     return
                 for item in self._items(lead, low, place):
                     yield item
-            low += _AFTER_NAME
+            low += "!"  # sorts before all characters of names
 
     def _items(self, lead: str, text: str, place: Stored) -> Iterator[Item | str]:
         part = self.part
@@ -313,7 +312,7 @@ class IdWalk:
     ) -> list[tuple[bytes, Stored]]:
         """Read all indexes, and keep the first chunks from *low* on by their names."""
         page: list[tuple[bytes, Stored]] = []
-        for some in batched(shards, _CONCURRENT_SHARDS):
+        for some in batched(shards, 8):  # so many shards' indexes are held encoded
             for survey in await io.bounded_gather(lambda shard: shard.survey(io.fetch), some):
                 if survey is not None:
                     page += await io.run_in_thread(self._first, survey, low)
@@ -323,7 +322,7 @@ class IdWalk:
     def _first(self, survey: Survey, low: bytes) -> list[tuple[bytes, Stored]]:
         ids, (starts, stops) = survey.table().sound(survey.whole.ref)
         if isinstance(self.part.names, IdNames):
-            names = ids.astype("S20")
+            names = ids.astype("S20")  # the digits of 2^64
         else:
             names = np.array([self.part.names.format(each).encode() for each in ids.tolist()], "S")
         at = np.flatnonzero(names >= low)

@@ -27,26 +27,17 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
 from shardgate.formats.reading import DecodeError, Fetch, RunInThread
 from shardgate.formats.surveying import Description
 
-_OVERHEAD: Final = 4096
-_PART_NBYTES: Final = 2048
 _ID_BITS: Final = 64
 _VOLUME: Final = "neuroglancer_multiscale_volume"
 MESHES: Final = "neuroglancer_multilod_draco"
 SKELETONS: Final = "neuroglancer_skeletons"
-_ANNOTATIONS: Final = "neuroglancer_annotations_v1"
-_DIRECTORIES: Final = ("mesh", "skeletons", "segment_properties")
 _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 2, 4, 8)} | {
     "float32": 4
 }
 """Bytes of a voxel in one channel."""
-_MOST_REASONS: Final = 3
 _STOP: Final = 2**63
-_MAX_AXES: Final = 64
-_MAX_PARTS: Final = 64
-"""In one directory: a name of a chunk is compared with those of each part."""
+_MAX_PARTS: Final = 64  # in one directory: a name of a chunk is compared with those of each part
 SHARDED: Final = "neuroglancer_uint64_sharded_v1"
-_KINDS: Final = {MESHES: "meshes", SKELETONS: "skeletons"}
-_VOXELS: Final = ("size", "chunk_sizes", "encoding", "compressed_segmentation_block_size")
 
 
 class Kind(StrEnum):
@@ -96,7 +87,7 @@ class _Scale:
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True)
 class _Level:
-    grid_shape: Annotated[list[_Step], Field(max_length=_MAX_AXES)]  # unlike a tuple's, cheap
+    grid_shape: Annotated[list[_Step], Field(max_length=64)]  # unlike a tuple's, cheap
 
 
 _SHARDING: Final = TypeAdapter(Sharding)
@@ -130,7 +121,9 @@ class Member(NamedTuple):
     @property
     def loses_sharding(self) -> bool:
         """True if clients see it without the sharding."""
-        return bool(self.parts) or (not self.fault and self.value.get("sharding", 0) is None)
+        if self.fault:
+            return False
+        return bool(self.parts) or self.value.get("sharding", "absent") is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +144,8 @@ class Info:
 
     @property
     def nbytes(self) -> int:
-        return 3 * len(self.served) + _PART_NBYTES * len(self.parts) + _OVERHEAD
+        # The text and its values, the parts, and the objects of every info.
+        return 3 * len(self.served) + 2048 * len(self.parts) + 4096
 
     @property
     def parts(self) -> tuple[ShardedPart, ...]:
@@ -161,7 +155,7 @@ class Info:
     def why_sharded(self) -> str:
         """Reasons why members stay sharded, of the first few."""
         faults = [member.fault for member in self.members if member.fault]
-        return "; ".join(faults[:_MOST_REASONS])
+        return "; ".join(faults[:3])
 
 
 def parse_info(document: Json, data: bytes) -> Info | None:
@@ -174,7 +168,8 @@ def parse_info(document: Json, data: bytes) -> Info | None:
     parts_at: defaultdict[str, list[ShardedPart]] = defaultdict(list)
     members = tuple(_read(document, *member, parts_at) for member in _members(kind, document))
     is_rewritten = any(member.loses_sharding for member in members)
-    below = [each for name in _DIRECTORIES if isinstance(each := document.get(name), str)]
+    directories = map(document.get, ("mesh", "skeletons", "segment_properties"))
+    below = [path for path in directories if isinstance(path, str)]
     return Info(
         served=_without_sharding(kind, data, members) if is_rewritten else data,
         is_rewritten=is_rewritten,
@@ -191,7 +186,9 @@ def _read(
     document: Json, name: str, value: Json, parts_at: defaultdict[str, list[ShardedPart]]
 ) -> Member:
     """Read a member, and add its parts to *parts_at*; one that is malformed costs no other."""
-    path, parts, fault = None, tuple[ShardedPart, ...](), ""
+    path = None
+    parts: tuple[ShardedPart, ...] = ()
+    fault = ""
     try:
         path = _path_of(value)
         parts = tuple(_parts(document, name, value, path))
@@ -224,7 +221,7 @@ def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
         yield from _objects(document, "scales")
     elif kind in {MESHES, SKELETONS}:
         yield kind, document
-    elif kind == _ANNOTATIONS:
+    elif kind == "neuroglancer_annotations_v1":
         if isinstance(by_id := document.get("by_id"), dict):
             yield "by_id", by_id
         yield from _objects(document, "relationships")
@@ -328,8 +325,9 @@ def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
 
 def _unique(path: str, last: dict[str, int]) -> str:
     """Append a number to a path that is in *last*, which has the last number of each path."""
-    name, number = path, last.get(path, 0) + 1
-    while name in last:
+    name = path
+    number = last.get(path, 0) + 1
+    while name in last:  # a path of its own may end in such a number
         number += 1
         name = f"{path}#{number}"
     last[name] = 0
@@ -342,7 +340,7 @@ def _describe(info: Info, read: Member) -> Iterator[MemberDescription]:
     description = Description(
         path=member["key"] if path is None else path,
         format="precomputed",
-        kind=_KINDS.get(name, "annotations"),
+        kind={MESHES: "meshes", SKELETONS: "skeletons"}.get(name, "annotations"),
         sharding=_spell(parts[0].sharding) if parts else None,
         why_sharded="" if parts else _why_sharded(member),
     )
@@ -416,7 +414,7 @@ def _translate(sent: bytes, stored: bytes | None) -> bytes:
         translated = write_json(document)
     except ValueError as error:
         raise BadBodyError(f"the info cannot be written: {error}") from None
-    _parse_sent(translated, known)
+    _parse_sent(translated, known)  # with the sharding, members may be malformed
     return translated
 
 
@@ -460,21 +458,27 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
             raise ConflictError(f"the stored shards hold {name}, and no other @type")
         if here:
             found = here.pop(0)
-            _check(name, (old.document, member), (document, found))
+            _check_sharding(name, member, found)
+            _check_meaning(name, (old.document, member), (document, found))
             found["sharding"] = member["sharding"]
             is_any = True
     return is_any
 
 
-def _check(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
-    (_, before), (_, after) = old, new
-    called, sharding = _called(name, before), after.get("sharding")
-    if sharding is not None and not _is_same_sharding(before["sharding"], sharding):
+def _check_sharding(name: str, old: Json, new: Json) -> None:
+    sharding = new.get("sharding")
+    if sharding is not None and not _is_same_sharding(old["sharding"], sharding):
+        called = _called(name, old)
         raise ConflictError(f"{called} is stored in shards, and its sharding cannot change")
-    meaning, expected = _meaning(name, *new), _meaning(name, *old)
-    changed = [aspect for aspect, value in expected.items() if meaning[aspect] != value]
-    if changed:
-        raise ConflictError(f"{called} is stored in shards, and {changed[0]} cannot change")
+
+
+def _check_meaning(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
+    """Compare members, each with its document, that give the stored chunks a meaning."""
+    meaning = _meaning(name, *new)
+    for aspect, value in _meaning(name, *old).items():
+        if meaning[aspect] != value:
+            called = _called(name, old[1])
+            raise ConflictError(f"{called} is stored in shards, and {aspect} cannot change")
 
 
 def _is_same_sharding(old: Json, new: Json) -> bool:
@@ -487,11 +491,12 @@ def _is_same_sharding(old: Json, new: Json) -> bool:
 def _meaning(name: str, document: Json, member: Json) -> Mapping[str, Json]:
     """Return the members that give the chunks of *member*, and their ids, a meaning."""
     if name == "scales":
+        of_scale = ("size", "chunk_sizes", "encoding", "compressed_segmentation_block_size")
         return {
             "data_type": str(document.get("data_type")).lower(),
             "num_channels": document.get("num_channels"),
             "voxel_offset": member.get("voxel_offset", [0, 0, 0]),
-            **{each: member.get(each) for each in _VOXELS},
+            **{each: member.get(each) for each in of_scale},
         }
     if name == MESHES:
         return {"vertex_quantization_bits": document.get("vertex_quantization_bits")}

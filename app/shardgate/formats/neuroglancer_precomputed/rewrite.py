@@ -6,7 +6,6 @@ As other writers do it, the shard index comes first, then all chunks, then all m
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,6 @@ from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, 
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.surveying import Ranges
 from shardgate.model import ByteRange, ObjectRef, Piece
-
-_NOTHING: Final = np.empty(0, np.uint64), Ranges.of()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +49,7 @@ class ChunkRewriter:
         return body if coding == "gzip" else deflate(plain)
 
     async def open(self, _: Collection[Entry], fetch: Fetch) -> ShardTables | None:
-        """Read all indexes; their entries are checked by `plan`. Raises: `DamagedError`,
-        `ConflictError` for a shard in two objects.
-        """
+        """Read all indexes; `plan` checks them. Raises: `DamagedError`, `ConflictError`."""
         tables = await self.shard.open(fetch)
         if tables is not None and tables.opened.index_ref != tables.region.ref:
             raise ConflictError(
@@ -66,13 +61,17 @@ class ChunkRewriter:
     def plan(
         self, old: ShardTables | None, changes: Mapping[Entry, bytes | None]
     ) -> NewShard | None:
-        ids, kept = _NOTHING if old is None else _keep(old, without=changes)
+        kept_ids = np.empty(0, np.uint64)
+        kept = Ranges.of()
+        if old is not None:
+            kept_ids, kept = _keep(old, without=changes)
         added = {entry[0]: data for entry, data in changes.items() if data is not None}
-        if not added and not len(ids):
+        if not added and not len(kept_ids):
             return None
-        ids = np.concatenate([ids, np.array(list(added), np.uint64)])
+        ids = np.concatenate([kept_ids, np.array(list(added), np.uint64)])
         new = np.array(list(map(len, added.values())), np.uint64)
         owners = self.shard.part.sharding.addresses(ids)[1]
+        # By minishard, then by id: chunks lie as their indexes list them.
         order = np.lexsort((ids, owners))
         stops = np.cumsum(np.concatenate([kept.stops - kept.starts, new])[order])
         starts = np.append(np.uint64(0), stops[:-1])
@@ -98,7 +97,8 @@ class ChunkRewriter:
     def _encode(self, ids: Ids, starts: Ids, stops: Ids, owners: Ids) -> tuple[bytes, bytes]:
         """Encode the shard index, and all minishard indexes; columns are in their order."""
         sharding = self.shard.part.sharding
-        entries, end = np.zeros((1 << sharding.minishard_bits, 2), "<u8"), int(stops[-1])
+        entries = np.zeros((1 << sharding.minishard_bits, 2), "<u8")
+        end = int(stops[-1])
         is_gzip = sharding.minishard_index_encoding == "gzip"
         numbers, firsts = np.unique(owners, return_index=True)
         minishards: list[bytes] = []
@@ -125,7 +125,8 @@ def _keep(old: ShardTables, without: Collection[Entry]) -> tuple[Ids, Ranges]:
 
 def _pieces(kept: Ranges, added: Sequence[bytes], order: NDArray[np.intp]) -> Iterator[Piece]:
     """Yield the bytes of chunks in *order*, first *kept* ones; neighbours of these as one range."""
-    count, none = len(kept.starts), np.zeros(len(added), np.uint64)
+    count = len(kept.starts)
+    none = np.zeros(len(added), np.uint64)
     starts, stops = (np.concatenate([column, none])[order] for column in kept)
     is_new = order >= count
     cuts = np.flatnonzero(is_new[1:] | is_new[:-1] | (starts[1:] != stops[:-1])) + 1

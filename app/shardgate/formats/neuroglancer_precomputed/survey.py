@@ -26,14 +26,9 @@ from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
 
-_GAP_NBYTES: Final = 64 * 1024
-_SPAN_NBYTES: Final = 8 * 1024**2
-"""Ranges are read together across gaps of the first size, up to spans of the second."""
 _NAME: Final = re.compile(r"([0-9a-f]{1,16})\.(?:shard|data)", re.ASCII)
-_EVERY_BITS: Final = 12
-"""With more bits the shards are too many to try each."""
-_INDEXES: Final = 4
-"""All minishard indexes of a shard may hold so many times the limit of one."""
+_EVERY_BITS: Final = 12  # with more the shards are too many to try each
+_INDEXES: Final = 4  # so many times the limit of one all minishard indexes of a shard may hold
 _COMPRESSED_SEGMENTATION: Final = "compressed_segmentation"
 _EDGES: Final = {
     "jpeg": (b"\xff\xd8\xff", b"\xff\xd9"),
@@ -41,8 +36,7 @@ _EDGES: Final = {
 }
 """First and last bytes of images."""
 _CHECKED: Final = frozenset({*_EDGES, _COMPRESSED_SEGMENTATION})
-_NAMED_FAULTS: Final = 100
-"""So many chunks of a shard with the same fault are named; the rest is counted."""
+_NAMED_FAULTS: Final = 100  # so many chunks with the same fault are named; the rest is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,8 @@ class PrecomputedShards:
         found = _NAME.fullmatch(key.removeprefix(self.prefix))
         if found is None or not key.startswith(self.prefix):
             return None
-        sharding, number = self.part.sharding, int(found[1], 16)
+        sharding = self.part.sharding
+        number = int(found[1], 16)
         if number >> sharding.shard_bits or sharding.shard_name(number) != found[1]:
             return None
         return self.numbered(number)
@@ -148,6 +143,7 @@ class PrecomputedShard:
             read = Read("minishard-index", ref, region.narrow(place), self.decoder, version)
             found = await fetch(read)
         except DamagedError:
+            # An index beside newer data only looks damaged.
             await shard.confirm(fetch)
             raise
         if found is None:
@@ -193,21 +189,19 @@ class PrecomputedShard:
         )
 
     async def open(self, fetch: Fetch) -> "ShardTables | None":
-        """Read all indexes; `None` if there is no such shard. Raises: `DamagedError` where one
-        cannot be read, `VersionChangedError`.
-        """
-        nbytes, most_nbytes = self.part.sharding.index_nbytes, self.most_nbytes
-        is_large = nbytes > most_nbytes
-        needed = 0 if is_large else None
-        if (opened := await open_shard(self._name, self.part.sharding, needed, fetch)) is None:
+        """Read all indexes, if there is a shard. Raises: `DamagedError`, `VersionChangedError`."""
+        sharding = self.part.sharding
+        is_large = sharding.index_nbytes > self.most_nbytes
+        needed = 0 if is_large else None  # one entry shows whether there is a shard
+        if (opened := await open_shard(self._name, sharding, needed, fetch)) is None:
             return None
         if is_large:
-            reason = f"a shard index of {nbytes} bytes, over {most_nbytes}"
+            reason = f"a shard index of {sharding.index_nbytes} bytes, over {self.most_nbytes}"
             raise DamagedError(opened.index_ref, reason)
         ref, region, etag = opened.region
-        numbers, places = _find_indexes(opened, most_nbytes)
-        if (nbytes := places.nbytes) > _INDEXES * most_nbytes:
-            reason = f"minishard indexes of {nbytes} bytes, over {_INDEXES * most_nbytes}"
+        numbers, places = _find_indexes(opened, self.most_nbytes)
+        if (nbytes := places.nbytes) > _INDEXES * self.most_nbytes:
+            reason = f"minishard indexes of {nbytes} bytes, over {_INDEXES * self.most_nbytes}"
             raise DamagedError(ref, reason)
         pieces: list[bytes] = []
         for run in coalesce(places):
@@ -220,9 +214,7 @@ class PrecomputedShard:
 
 
 def _has_channels(data: bytes) -> bool:
-    """Return whether the offsets of channels, in words of 4 bytes, ascend from the end of the
-    header.
-    """
+    """Return whether the offsets of channels (words of 4 bytes) ascend from the header's end."""
     words = np.frombuffer(data, "<u4", len(data) // 4)
     count = int(words[0]) if len(words) else 0
     edges = np.append(words[:count], len(words))
@@ -247,8 +239,8 @@ def _find_indexes(shard: ShardObject, most_nbytes: int) -> tuple[Ids, Ranges]:
 def coalesce(places: Ranges) -> list[slice]:
     """Group ranges, which are disjoint and in order, to read each group with one request."""
     starts, stops = places
-    is_far = starts[1:] - stops[:-1] > np.uint64(_GAP_NBYTES)
-    spans = starts // np.uint64(_SPAN_NBYTES)
+    is_far = starts[1:] - stops[:-1] > np.uint64(64 * 1024)
+    spans = starts // np.uint64(8 * 1024**2)  # limits the length of a group, most simply so
     cuts = np.flatnonzero(is_far | (spans[1:] != spans[:-1])) + 1
     edges = [0, *cuts.tolist(), len(starts)] if len(starts) else []
     return [slice(first, end) for first, end in pairwise(edges)]
@@ -325,7 +317,8 @@ class ShardTables:
         """Decode and check all indexes; places count from the start of the object."""
         faults: list[Fault] = []
         ids, starts, stops, owners = self._columns(faults)
-        part, region = self.shard.part, self.region.byte_range
+        part = self.shard.part
+        region = self.region.byte_range
         shards, minishards = part.sharding.addresses(ids)
         _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
         checks = {
@@ -346,7 +339,8 @@ class ShardTables:
     def _columns(self, faults: list[Fault]) -> tuple[Ids, Ids, Ids, Ids]:
         """Decode all minishard indexes: ids, starts, stops and minishards of their chunks."""
         most_nbytes = _INDEXES * self.shard.most_nbytes
-        room, decoder = most_nbytes, self.shard.decoder
+        room = most_nbytes
+        decoder = self.shard.decoder
         found: dict[int, MinishardIndex] = {}
         for number, data in zip(self.numbers.tolist(), self._encoded(slice(None)), strict=True):
             try:
@@ -378,10 +372,9 @@ class ShardTables:
             yield Fault(self.shard.key, f"{more:,} more chunks: each {reason}")
 
     def check(self, entry: IndexEntry, data: bytes) -> str | None:
-        """Inflate gzip; check the encoding of voxels; decode a manifest, and check that its
-        fragments fit before it.
-        """
-        part, most_nbytes = self.shard.part, self.shard.most_nbytes
+        """Check gzip, the encoding of voxels, or that the fragments of a manifest fit before it."""
+        part = self.shard.part
+        most_nbytes = self.shard.most_nbytes
         is_gzip = part.sharding.data_encoding == "gzip"
         try:
             if part.kind is Kind.MANIFESTS:

@@ -110,6 +110,7 @@ class RectilinearArraySpec(ArraySpec):
     @property
     def shard_counts(self) -> tuple[int, ...]:
         axes = zip(self.shape, self.edges, strict=True)
+        # The edges may reach past the array.
         return tuple(size and edges.shard_of(size - 1) + 1 for size, edges in axes)
 
     def shard(self, origin: tuple[int, ...]) -> ShardAddress:

@@ -18,18 +18,11 @@ from shardgate.formats.documents import Json, as_integer
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, ShardingLevel
 
-_MAX_NDIM: Final = 64
-_MAX_SIZE: Final = 2**63 - 1
-_MEMBERS: Final = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+MAX_SIZE: Final = 2**63 - 1  # along an axis, in numpy's int64
+_MAX_NDIM: Final = 64  # of numpy
 _LITTLE: Final = {"name": "bytes", "configuration": {"endian": "little"}}
-_MAX_UNDECLARED: Final = 65_536
-"""Entries of an index without ``index_codecs``, which is always read whole."""
-_MAX_TRANSPOSED: Final = 2**20
-"""Entries of a transposed index, which is always read whole: 16 MiB."""
-_MAX_CHECKSUMS: Final = 16
-"""Checksums of a shard or an index; a rewrite nests as deep. Writers append one."""
-_MAX_PLAIN: Final = 2**30
-"""Where the size of decoded chunks is unknown, so many bytes of one are decoded."""
+_MAX_TRANSPOSED: Final = 2**20  # a transposed index is always read whole: 16 MiB
+_MAX_CHECKSUMS: Final = 16  # a rewrite nests as deep; writers append one
 _ITEM_NBYTES: Final = {
     "bool": 1,
     "bfloat16": 2,
@@ -38,8 +31,8 @@ _ITEM_NBYTES: Final = {
     "numpy.datetime64": 8,
     "numpy.timedelta64": 8,
 }
+# Data types that are named after their bits; any whole number of bytes is a data type ``r*``.
 _BY_BITS: Final = re.compile("(?:u?int|float|r)(8|[1-9][0-9]{1,5})")
-"""Data types that are named after their bits; any whole number of bytes is a data type ``r*``."""
 
 
 def codec_name(codec: Json) -> str:
@@ -65,7 +58,7 @@ def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) ->
     sizes: list[Json] = list(map(as_integer, value)) if isinstance(value, list) else [None]
     if any(type(size) is not int or size < least for size in sizes):
         raise DecodeError(f"{name} is no list of sizes: {str(value)[:80]}")
-    if any(size > _MAX_SIZE for size in sizes):
+    if any(size > MAX_SIZE for size in sizes):
         raise DecodeError(f"{name} has a size above 2^63-1")
     if ndim is not None and len(sizes) != ndim:
         raise DecodeError(f"{name} has {len(sizes)} dimensions instead of {ndim}")
@@ -96,13 +89,15 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     """Flatten a chain whose arrays have *shape*; *axes* are the array axes in their order."""
     names = [codec_name(codec) for codec in codecs]
     at = names.index("sharding_indexed")
+    # Only transposes may stand before: they permute the axes in which the codec counts.
     for codec in codecs[:at]:
         order = _transpose_order(codec, len(shape))
         shape, axes = _permute(shape, order), _permute(axes, order)
     if unknown := set(names[at + 1 :]) - {"crc32c"}:
         raise DecodeError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
     sharding = configuration(codecs[at])
-    if unknown := sharding.keys() - _MEMBERS:
+    members = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+    if unknown := sharding.keys() - members:
         raise DecodeError(f"sharding_indexed has the unknown member {min(unknown):.80}")
     chunk_shape = shape_of(sharding.get("chunk_shape"), "chunk_shape", len(shape))
     if any(not n or n % size for n, size in zip(shape, chunk_shape, strict=True)):
@@ -118,6 +113,7 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     if has_sharding(inner_codecs):
         with suppress(DecodeError):
             flattened = _flatten(inner_codecs, chunk_shape, axes)
+            # Only of outermost shards it is tried whether the index has a checksum.
             if flattened[0][0].index.checksum_count is not None:
                 inner = flattened
     levels, flat = inner
@@ -132,7 +128,7 @@ def _level(
     trailer_nbytes: int,
 ) -> ShardingLevel:
     counts = tuple(outer // inner for outer, inner in zip(shape, chunk_shape, strict=True))
-    back = tuple(axes.index(axis) for axis in range(len(axes)))
+    back = tuple(axes.index(axis) for axis in range(len(axes)))  # to the axes of the array
     index = _index_codec(sharding, counts, trailer_nbytes)
     return ShardingLevel.of(_permute(chunk_shape, back), _permute(counts, back), index, axes)
 
@@ -143,12 +139,15 @@ def _index_codec(
     location = sharding.get("index_location", "end")
     if location not in ("start", "end"):
         raise DecodeError(f"index_location is neither start nor end: {str(location)[:80]}")
-    form: tuple[bool, int | None, tuple[int, ...]] = False, None, ()
+    big_endian = False
+    checksum_count: int | None = None
+    order: tuple[int, ...] = ()
     if "index_codecs" in sharding:
-        form = _read_index_codecs(sharding["index_codecs"], len(counts) + 1)
-    elif (entry_count := math.prod(counts)) > _MAX_UNDECLARED:  # as drafted until July 2023
+        codecs = sharding["index_codecs"]
+        big_endian, checksum_count, order = _read_index_codecs(codecs, len(counts) + 1)
+    elif (entry_count := math.prod(counts)) > 2**16:
+        # As drafted until July 2023; such an index is always read whole.
         raise DecodeError(f"an index of {entry_count} entries has no index_codecs")
-    big_endian, checksum_count, order = form
     if order and math.prod(counts) > _MAX_TRANSPOSED:
         raise DecodeError(f"an index of more than {_MAX_TRANSPOSED} entries is transposed")
     return IndexCodec(counts, location, big_endian, checksum_count, trailer_nbytes, order)
@@ -257,8 +256,9 @@ class ChunkForm:
             return fault
         frame = data[:-CHECKSUM_NBYTES] if self.has_checksum else data
         expected = self.plain_nbytes
+        most_nbytes = 2**30 if expected is None else expected
         try:
-            found = MEASURES[self.compressor](frame, _MAX_PLAIN if expected is None else expected)
+            found = MEASURES[self.compressor](frame, most_nbytes)
         except DecodeError as error:
             return str(error)
         if None in (found, expected) or found == expected:
@@ -272,10 +272,10 @@ def chunk_form(codecs: Sequence[Json], chunk_shape: Sequence[int], data_type: Js
     element = item_nbytes(data_type)
     nbytes = None if element is None else math.prod(chunk_shape) * element
     has_checksum = names[-1:] == ["crc32c"]
-    at = len(names) - 1 - has_checksum
-    compressor = str(names[at]).removeprefix("numcodecs.") if at >= 0 else ""
+    before = names[:-1] if has_checksum else names
+    compressor = str(before[-1]).removeprefix("numcodecs.") if before else ""
     if compressor in MEASURES:
-        return ChunkForm(None, has_checksum, compressor, _encoded_nbytes(nbytes, names[:at]))
+        return ChunkForm(None, has_checksum, compressor, _encoded_nbytes(nbytes, before[:-1]))
     return ChunkForm(_encoded_nbytes(nbytes, names), has_checksum)
 
 

@@ -29,8 +29,7 @@ from shardgate.formats.zarr.metadata import Node, parse_sent, parse_stored
 from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
 from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
 
-_CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")
-"""Consolidated metadata of zarr-python 2, which no draft specifies."""
+_CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")  # only of zarr-python 2
 _CHUNK: Final = "c(?:[0-9]+(?:[/.][0-9]+)*)?"
 _CHUNK_NAME: Final = re.compile(f"(?!c/){_CHUNK}/?")
 _DATA_KEY: Final = re.compile(f"data/root/((?:[^/]+/)*){_CHUNK}")
@@ -41,11 +40,9 @@ _SHARDING: Final = re.compile(
     r"https?://purl\.org/zarr/spec/storage[_-]transformers/sharding/1(?:\.[0-9]+)?/?"
 )
 """The draft's example and its heading do not agree on the underscore."""
-_BY_BYTES: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)")
-"""Core data types but ``bool`` and ``r*``."""
+_BY_BYTES: Final = re.compile("[<>|]?[iufc](1|2|4|8|16)")  # core data types but ``bool``, ``r*``
 _CODEC: Final = re.compile("https?://.*/codecs?/(.+)")
-_LONGEST_SUFFIX: Final = 256
-"""Each key is compared with it, and a key has up to 1,024 bytes."""
+_LONGEST_SUFFIX: Final = 256  # each key, of up to 1,024 bytes, is compared with it
 _TRANSFORMERS: Final = "storage_transformers"
 _READ_ONLY: Final = (
     "metadata of sharded arrays of the draft of 2022 are read-only here: write this in the store, "
@@ -54,9 +51,7 @@ _READ_ONLY: Final = (
 
 
 def array_of(key: str) -> str | None:
-    """Return the path, empty or with a final slash, of the array that a key of a chunk belongs to;
-    `None` for other keys.
-    """
+    """Return the path, empty or with a final slash, of a chunk key's array; `None` for others."""
     found = _DATA_KEY.fullmatch(key)
     return None if found is None else found[1]
 
@@ -74,13 +69,14 @@ class Hierarchy:
 
     def metadata_key(self, path: str) -> VirtualKey:
         """Return the metadata key of the array at *path* ("Storage keys")."""
-        return VirtualKey(f"meta/root/{path}"[:-1] + f".array{self.metadata_key_suffix}")
+        node = f"meta/root/{path}"[:-1]  # the path ends in a slash, or is empty
+        return VirtualKey(f"{node}.array{self.metadata_key_suffix}")
 
     def array_path(self, key: str) -> str | None:
         """Return the path of the array whose metadata key is *key*."""
         suffix = re.escape(f".array{self.metadata_key_suffix}")
         found = re.fullmatch(f"meta/root((?:/[^/]+)*){suffix}", key)
-        return None if found is None else f"{found[1]}/"[1:]
+        return None if found is None else f"{found[1]}/"[1:]  # the slash at the other end
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +119,7 @@ def _unsharded(node: Json) -> Json:
 
 
 def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
-    """Read the metadata of an array with transformers. Raises: `DecodeError` where it
-    cannot be unsharded.
-    """
+    """Read an array with transformers. Raises: `DecodeError` where it cannot be unsharded."""
     sharding = _sharding(document[_TRANSFORMERS])
     if why := _unknown_extension(document.get("extensions")):
         raise DecodeError(why)
@@ -139,9 +133,10 @@ def parse_draft_array(document: dict[str, Json], path: str = "") -> ArraySpec:
     separator = grid.get("separator", "/")
     if separator not in ("/", "."):
         raise DecodeError(f"the separator is neither '/' nor '.': {str(separator)[:80]}")
-    counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
-    counts, per_shard = _shard_grid(counts, sharding.get("chunks_per_shard"))
+    chunk_counts = tuple(-(-n // size) for n, size in zip(shape, chunk_shape, strict=True))
+    counts, per_shard = _shard_grid(chunk_counts, sharding.get("chunks_per_shard"))
     index = IndexCodec(per_shard, "end", big_endian=False, checksum_count=0)
+    # Elements are chunks here: an inner chunk has the shape 1 along each axis.
     level = ShardingLevel.of((1,) * len(counts), per_shard, index, tuple(range(len(counts))))
     return ArraySpec(
         shape=counts,
@@ -189,7 +184,8 @@ def _chunk_form(document: dict[str, Json], chunk_shape: Sequence[int]) -> ChunkF
     """Return the form of chunks; zarr-python 2 kept filters among the attributes."""
     attributes = document.get("attributes")
     filters = isinstance(attributes, dict) and attributes.get("filters")
-    data_type, nbytes = document.get("data_type"), None
+    data_type = document.get("data_type")
+    nbytes: int | None = None
     if not filters and isinstance(data_type, str):
         found = _BY_BYTES.fullmatch(data_type)
         nbytes = int(found[1]) if found else item_nbytes(data_type)
@@ -250,7 +246,8 @@ class ReadOnlyTranslator:
 def describe(path: str, document: Node) -> Description:
     """Describe the array at *path*. Raises: `DecodeError`."""
     served: dict[str, Json] = parse_json(document.served)
-    grid, data_type = served.get("chunk_grid"), served.get("data_type")
+    grid = served.get("chunk_grid")
+    data_type = served.get("data_type")
     chunk_shape: tuple[int, ...] = ()
     if isinstance(grid, dict) and grid.get("type") == "regular" and "extension" not in grid:
         chunk_shape = shape_of(grid.get("chunk_shape"), "chunk_shape", least=0)
@@ -374,8 +371,8 @@ class HierarchyLayout(Layout):
 
     def _describe_read(self, key: VirtualKey, parse: Callable[[Json, bytes], Node]) -> Read[Node]:
         limit = self.limits.limit_bytes
-        decode, request = DocumentDecoder(parse, limit), ByteRange(0, limit + 1)
-        return Read("metadata", self.directory.join(key), request, decode)
+        request = ByteRange(0, limit + 1)
+        return Read("metadata", self.directory.join(key), request, DocumentDecoder(parse, limit))
 
     async def _array_of(self, key: str, fetch: Fetch) -> ArraySpec | None:
         path = None if self.hierarchy.why_sharded else array_of(key)

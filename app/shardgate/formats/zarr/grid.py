@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from shardgate.formats.documents import Json
 from shardgate.formats.listing import Axis
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.codecs import codec_name, configuration, shape_of
-
-_MAX_SIZE: Final = 2**63 - 1
+from shardgate.formats.zarr.codecs import MAX_SIZE, codec_name, configuration, shape_of
 
 type EdgeLengths = tuple[tuple[int, int], ...]
 """Lengths of the chunks along a dimension, in elements, each with its number of repeats."""
@@ -36,7 +34,8 @@ class ChunkGrid:
         positions *at* in the grid; of shape ``(2, count)``, modulo 2^64.
         """
         lengths, repeats = np.array(self.edges[axis], np.int64).reshape(-1, 2).T
-        stops, numbers = np.cumsum(lengths * repeats), np.cumsum(repeats)
+        stops = np.cumsum(lengths * repeats)
+        numbers = np.cumsum(repeats)
         run = np.searchsorted(numbers, at, side="right")
         found: NDArray[np.int64] = np.stack(
             [stops[run] - (numbers[run] - at) * lengths[run], lengths[run]]
@@ -61,13 +60,14 @@ class ShardEdges:
         lengths, starts, numbers = array("q"), array("q"), array("q")
         start = number = 0
         for length, repeats in runs:
-            if not length or start > _MAX_SIZE:
+            if not length or start > MAX_SIZE:
                 raise DecodeError("chunk_shapes has a size of 0, or a sum above 2^63-1")
             if not lengths or length != lengths[-1]:
                 lengths.append(length)
                 starts.append(start)
                 numbers.append(number)
-            start, number = start + length * repeats, number + repeats
+            start += length * repeats
+            number += repeats
         if not lengths:
             raise DecodeError("chunk_shapes has no shards, whose chunks could be served")
         if start < size:
@@ -153,7 +153,7 @@ def _read_edges(sizes: Json, length: int) -> Iterable[tuple[int, int]]:
 
 
 def _read_run(run: Json) -> tuple[int, int]:
-    if type(run) is int and 0 <= run <= _MAX_SIZE:  # many lists have a size for each chunk
+    if type(run) is int and 0 <= run <= MAX_SIZE:  # many lists have a size for each chunk
         return run, 1
     pair = run if isinstance(run, list) else [run, 1]
     size, count = shape_of(pair, "a size and its count", 2, 0)

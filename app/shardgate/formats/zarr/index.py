@@ -140,8 +140,9 @@ class IndexCodec:
         packed = np.frombuffer(index.entries, ">u8" if index.big_endian else "<u8")
         offsets, nbytes = packed.astype(np.uint64).reshape(-1, 2).T
         is_empty = (offsets == EMPTY) & (nbytes == EMPTY)
-        place, stop = self.place(shard_nbytes), np.uint64(shard_nbytes - self.trailer_nbytes)
-        is_outside = (offsets > stop) | (nbytes > stop - offsets)
+        place = self.place(shard_nbytes)
+        stop = np.uint64(shard_nbytes - self.trailer_nbytes)
+        is_outside = (offsets > stop) | (nbytes > stop - offsets)  # the sum of both could overflow
         is_on_index = (offsets < place.stop) & (offsets + nbytes > place.start) & (nbytes > 0)
         return IndexColumns(offsets, nbytes, is_empty, (is_outside | is_on_index) & ~is_empty)
 
@@ -160,9 +161,7 @@ class IndexCodec:
         return Read("shard-index", shard.ref, place, self, shard.version)
 
     def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
-        """Describe the read of one *entry*, without the checksum, as an index of length one. There
-        must be no transpose.
-        """
+        """Describe the read of one *entry* as an index of its own; there must be no transpose."""
         place = shard.byte_range.narrow(self.place_in(shard))
         place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
         decode = IndexCodec((), self.location, self.big_endian, checksum_count=0)
@@ -193,7 +192,7 @@ class IndexCodec:
         if self.checksum_count and data[len(entries) : self.nbytes] != self._checksums(entries):
             raise DecodeError("the checksum of the shard index does not match")
         if self.order:
-            lengths = (*self.shape, 2)
+            lengths = (*self.shape, 2)  # the last axis is that of offset and nbytes
             encoded_shape = [lengths[axis] for axis in self.order]
             back = [self.order.index(axis) for axis in range(len(lengths))]
             entries = _transpose(entries, encoded_shape, back)

@@ -30,9 +30,7 @@ class ChunkKeys:
         return self.prefix.removesuffix(self.separator) or "0"
 
     def parse(self, key: str) -> tuple[int, ...] | None:
-        """Return the chunk coordinates in *key*, or `None` if it is no chunk key; ``c/07/3`` is
-        none.
-        """
+        """Return the coordinates in *key*; `None` if it is no chunk key, such as ``c/07/3``."""
         found = self._pattern.fullmatch(key)
         return None if found is None else tuple(map(int, found.groups()))
 

@@ -162,9 +162,9 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     shard = array.shard(origin)
     ref = directory.join(array.keys.format(shard.coords))
     indexes = tuple(level.index for level in shard.levels)
-    largest, most = max(index.nbytes for index in indexes), limits.written_nbytes
-    if largest > most:
-        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most}")
+    most_nbytes = limits.written_nbytes
+    if (largest := max(index.nbytes for index in indexes)) > most_nbytes:
+        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
     return Slot(ZarrRewriter(ref, indexes, array.chunk), shard.entry)
 
 
@@ -186,13 +186,15 @@ async def locate_entry(
             if (stored := shard_of(shard, end)) is None:
                 return MISSING
             shard = stored
-        read, entry = index.read_entry(shard, entry), 0
+        read = index.read_entry(shard, entry)
+        row = 0  # of an index of one entry
     else:
         read = index.read(shard)
+        row = entry
     found = await fetch(read)
     if (stored := shard_of(shard, found)) is None or found is None:
         return MISSING
-    return index.narrow(stored, found.value, entry) or MISSING
+    return index.narrow(stored, found.value, row) or MISSING
 
 
 def _locate_inline(shard: Inline, codec: IndexCodec, entry: int) -> Chunk:
@@ -201,5 +203,6 @@ def _locate_inline(shard: Inline, codec: IndexCodec, entry: int) -> Chunk:
     found = codec.find(index, entry, len(shard.data))
     if found is None:
         return MISSING
+    # Like the ETag of a stored chunk: version of the shard, offset and length.
     etag = ETag(f'{shard.etag[:-1]}-{found.start:x}-{found.length:x}"')
     return Inline(shard.data[found.start : found.stop], etag)

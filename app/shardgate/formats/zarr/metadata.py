@@ -41,8 +41,7 @@ _UNDERSTOOD: Final = frozenset(
     ["attributes", "chunk_grid", "chunk_key_encoding", "consolidated_metadata", "data_type"]
 )
 """Members that may be objects and have a meaning."""
-_SHARDS: Final = ("chunk_grid", "codecs")
-"""The members that clients see in another form."""
+_SHARDS: Final = ("chunk_grid", "codecs")  # clients see them in another form
 _OPTIONAL: Final = frozenset(
     ["blocksize", "checksum", "clevel", "cname", "level", "must_understand", "shuffle", "typesize"]
 )
@@ -110,9 +109,7 @@ def _parse_array_node(document: dict[str, Json], data: bytes) -> Node:
 
 
 def parse_array(document: dict[str, Json]) -> ArraySpec:
-    """Read the metadata of an array that has a sharding codec. Raises: `DecodeError` where it
-    cannot be unsharded; the message says why.
-    """
+    """Read a sharded array. Raises: `DecodeError` with the reason where it cannot be unsharded."""
     for name, member in document.items():
         if name not in _UNDERSTOOD and isinstance(member, dict) and member.get("must_understand"):
             raise DecodeError(f"the extension {name:.80} must be understood")
@@ -226,7 +223,8 @@ class NodeTranslator:
             raise BadBodyError(f"the document cannot be written: {error}") from None
 
     async def _restore(self, sent: JsonObject, stored: Json, fetch: Fetch) -> JsonObject:
-        restored, nodes = restore(sent, stored), consolidated_nodes(sent)
+        restored = restore(sent, stored)
+        nodes = consolidated_nodes(sent)
         if sent["node_type"] == "array" or nodes is None:
             return restored
         below = {path: await self._restored(path, node, fetch) for path, node in nodes.items()}
@@ -238,8 +236,8 @@ class NodeTranslator:
             return node
         if {"", ".", ".."} & set(path.split("/")):
             raise BadBodyError(f"the consolidated metadata name no node: {path[:80]}")
-        ref, request = self.directory.join(f"{path}/zarr.json"), ByteRange(0, self.limit_bytes)
-        found = await fetch(Read("metadata", ref, request, Opaque))
+        ref = self.directory.join(f"{path}/zarr.json")
+        found = await fetch(Read("metadata", ref, ByteRange(0, self.limit_bytes), Opaque))
         try:
             return restore(node, None if found is None else parse_stored(found.value.data))
         except ConflictError as error:
@@ -278,15 +276,13 @@ def _agree(one: Json, other: Json, optional: Collection[str] = _OPTIONAL) -> boo
     and for *optional* members that only one of them has.
     """
     pairs = [(one, other)]
-    for pair in pairs:
+    for pair in pairs:  # grows while it is walked
         match pair:
             case dict(first), dict(second):
-                pairs += (
-                    (first.get(name, default), second.get(name, default))
-                    for name in first.keys() | second.keys()
-                    for default in (_DEFAULTS.get(name),)
-                    if (name in first and name in second) or name not in optional
-                )
+                for name in first.keys() | second.keys():
+                    if (name in first and name in second) or name not in optional:
+                        default = _DEFAULTS.get(name)
+                        pairs.append((first.get(name, default), second.get(name, default)))
             case (str(name), dict(full)) | (dict(full), str(name)):
                 pairs.append(({"name": name}, full))
             case list(first), list(second) if len(first) == len(second):
@@ -298,12 +294,14 @@ def _agree(one: Json, other: Json, optional: Collection[str] = _OPTIONAL) -> boo
 
 def _is_same(member: str, sent: JsonObject, expected: JsonObject) -> bool:
     """Return whether a member means the same; fill values are compared as elements."""
-    one, other, data_type = sent.get(member), expected.get(member), expected.get("data_type")
+    one = sent.get(member)
+    other = expected.get(member)
+    data_type = expected.get("data_type")
     name = data_type.get("name") if isinstance(data_type, dict) else data_type
     number = _FLOATS.get(str(name)) if member == "fill_value" else None
     if number is not None and None not in (one, other):
         with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
             first, second = (np.asarray(value, number) for value in (one, other))
             return np.array_equal(first, second, equal_nan=True)
-    has_order = item_nbytes(data_type) != 1
+    has_order = item_nbytes(data_type) != 1  # single bytes have none
     return _agree(one, other, _OPTIONAL if has_order else _OPTIONAL | {"endian"})

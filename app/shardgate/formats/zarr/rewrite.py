@@ -18,10 +18,7 @@ from shardgate.formats.zarr.codecs import ChunkForm
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, IndexCodec, ShardIndex, shard_of
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, Whole
 
-_MOST_GROWTH: Final = 2
-"""Chunks that share bytes become several; a large shard that would grow by more is refused."""
-_ABSENT: Final = -1
-"""Start and size of empty entries; as int64 the marker of the index."""
+_ABSENT: Final = -1  # start and size of empty entries; as int64 the marker of the index
 
 type Numbers = NDArray[np.int64]
 
@@ -76,8 +73,8 @@ async def _open(
     inner = {}
     for number, below in _grouped(entries).items() if deeper else ():
         part = codec.narrow(place, found.value, number)
-        if part and (each := await _open(part, tuple(deeper), below, fetch)):
-            inner[number] = each
+        if part and (opened := await _open(part, tuple(deeper), below, fetch)):
+            inner[number] = opened
     return OpenZarrShard(place, found.etag, codec, found.value, inner)
 
 
@@ -156,10 +153,12 @@ def _arrange(
     starts, nbytes = _columns(codec, old, contents)
     present = np.flatnonzero(nbytes != _ABSENT)
     total = int(nbytes[present].sum()) + codec.nbytes + codec.trailer_nbytes
+    # In a large shard chunks keep their order, so that few long ranges are copied.
     order = present if total < LARGE_NBYTES else _in_place(present, starts, nbytes)
     is_first = codec.location == "start"
+    begin = codec.nbytes if is_first else 0
     offsets = np.full_like(starts, _ABSENT)
-    offsets[order] = is_first * codec.nbytes + np.cumsum(nbytes[order]) - nbytes[order]
+    offsets[order] = begin + np.cumsum(nbytes[order]) - nbytes[order]
     table = np.stack([offsets, nbytes], axis=1)
     packed: NDArray[np.generic] = table.astype(">i8" if codec.big_endian else "<i8")
     index = ShardIndex(packed.tobytes(), codec.big_endian)
@@ -171,15 +170,15 @@ def _arrange(
             pieces += content.pieces
     pieces.insert(0 if is_first else len(pieces), codec.encode(index))
     whole = None if old is None else old.place.byte_range
+    # Each checksum of the trailer is of all before it, of the checksums before it too.
     for behind in range(codec.trailer_nbytes - CHECKSUM_NBYTES, -1, -CHECKSUM_NBYTES):
         pieces = [Checksummed(pieces, whole and ByteRange(whole.start, whole.stop - behind))]
-    places = {
-        (number, *entry): ByteRange(place.start + at, place.stop + at)
-        for number, content in contents.items()
-        if content is not None
-        for at in (int(offsets[number]),)
-        for entry, place in content.places.items()
-    }
+    places: dict[Entry, ByteRange] = {}
+    for number, content in contents.items():
+        if content is not None:
+            at = int(offsets[number])
+            for entry, place in content.places.items():
+                places[number, *entry] = ByteRange(place.start + at, place.stop + at)
     return _Content(pieces, total, places, index, len(present))
 
 
@@ -188,15 +187,17 @@ def _columns(
 ) -> tuple[Numbers, Numbers]:
     """Return for each entry its start in the old object, if it is kept, and its size."""
     if old is None:
-        starts, nbytes = (np.full(codec.entry_count, _ABSENT, np.int64) for _ in range(2))
+        starts = np.full(codec.entry_count, _ABSENT, np.int64)
+        nbytes = starts.copy()
     else:
         starts, nbytes = old.columns()
     numbers = list(contents)
     starts[numbers] = _ABSENT
     nbytes[numbers] = _ABSENT
     if old is not None:
+        # Chunks that share bytes become several: a large shard may double by that.
         kept = float(nbytes.sum(where=nbytes != _ABSENT, dtype=np.float64))
-        if kept > max(LARGE_NBYTES, _MOST_GROWTH * old.place.byte_range.length):
+        if kept > max(LARGE_NBYTES, 2 * old.place.byte_range.length):
             raise ConflictError(
                 f"{old.place.ref}: its chunks share bytes, and would take {kept:.3g} bytes each by"
                 f" itself instead of {old.place.byte_range.length}"
@@ -213,7 +214,7 @@ def _in_place(present: Numbers, starts: Numbers, nbytes: Numbers) -> Numbers:
 
 def _runs(order: Numbers, starts: Numbers, nbytes: Numbers) -> Iterator[int | ByteRange]:
     """Yield the entries in *order*: new ones, and ranges of the old object for kept neighbours."""
-    order = order[nbytes[order] > 0]
+    order = order[nbytes[order] > 0]  # an empty chunk would part its neighbours
     start = starts[order]
     stop = start + nbytes[order]
     is_kept = start != _ABSENT

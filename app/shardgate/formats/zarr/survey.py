@@ -49,10 +49,14 @@ def _describe(node: Node) -> Description:
     if names is not None and not is_list:
         raise DecodeError(f"dimension_names is no list of names: {str(names)[:80]}")
     indexes = spec.indexes if spec else ()
-    shard_shape, sharding = spec.shard_shape if spec else None, None
+    shard_shape = spec.shard_shape if spec else None
+    sharding = None
     if isinstance(spec, RectilinearArraySpec):
         sharding = f"rectilinear, at most {'×'.join(map(str, spec.shard_shape))}"
-        shard_shape = None
+        shard_shape = None  # they have none in common
+    chunks_per_shard = None
+    if shard_shape is not None and inner is not None:
+        chunks_per_shard = tuple(map(floordiv, shard_shape, inner))
     return Description(
         path="",
         format="zarr",
@@ -63,9 +67,7 @@ def _describe(node: Node) -> Description:
         inner_chunk_shape=inner,
         codecs=tuple(map(codec_name, codecs)),
         shard_shape=shard_shape,
-        chunks_per_shard=tuple(map(floordiv, shard_shape, inner))
-        if shard_shape is not None and inner is not None
-        else None,
+        chunks_per_shard=chunks_per_shard,
         index_location=tuple(index.location for index in indexes),
         sharding=sharding,
         why_sharded=node.why_sharded,
@@ -101,8 +103,10 @@ class ChunkWalk:
                 yield shard.cells(io)
 
     async def _list(self, list_names: ListNames, shard: Cell) -> Rows:
-        keys, ndim = self.shards.array.keys, len(self.grid.axes)
+        keys = self.shards.array.keys
+        ndim = len(self.grid.axes)
         start = keys.beginning(shard)
+        # The last coordinate ends a name, and separators other than a slash make no folders.
         is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
         numbers = array("Q")
         async for name in list_names(start):
@@ -196,7 +200,8 @@ class ZarrShard:
 
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the index; the indexes of shards inside are left to their own surveys."""
-        codec, shard = self.level.index, self.inside or Whole(self.ref)
+        codec = self.level.index
+        shard = self.inside or Whole(self.ref)
         read = codec.read(shard)
         found = await fetch(Read(read.kind, read.ref, read.request, Opaque, read.version))
         if (whole := shard_of(shard, found)) is None or found is None:
@@ -258,6 +263,7 @@ class CellDecoder:
     level: ShardingLevel
 
     def __call__(self, data: bytes) -> Rows:
+        # The marker of empty entries is the same in either byte order.
         entries = np.frombuffer(self.level.index(data).entries, np.uint64).reshape(-1, 2)
         numbers = np.flatnonzero((entries != EMPTY).any(axis=1))
         cells = np.empty((len(numbers), len(self.level.strides)), np.uint32)

@@ -1,9 +1,10 @@
-"""`shardgate.auth.login_sessions`: cookies and tokens of people who have signed in."""
+"""`shardgate.auth.logins`: cookies and tokens of people who have signed in."""
 
 import html
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +14,7 @@ from fastapi import Request as PageRequest
 from pydantic import SecretStr
 
 from shardgate.auth.access import Datasets
-from shardgate.auth.login_sessions import SESSION, LoginTokens, caller_of_page, kinds_of
+from shardgate.auth.logins import LOGIN_COOKIE, LoginTokens, caller_of_page, kinds_of
 from shardgate.auth.token_records import TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.server.request import Request
@@ -41,7 +42,7 @@ async def test_cookie_is_ignored_below_a_token(path: str, *, is_opened: bool) ->
     issuers = {"lab": IssuerSettings(url="https://a", audience="-")}
     records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
     signer = LoginTokens(Settings(issuers=issuers, login=login_settings()), Datasets({}), records)
-    cookie = signer.sign(SESSION, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
+    cookie = signer.sign(LOGIN_COOKIE, {"sub": "lab:ada", "rules": [], "sid": "a"}, 60)
     headers = {
         b"accept": b"text/html",
         b"cookie": f"__Host-shardgate-session-443={cookie}".encode(),
@@ -56,10 +57,12 @@ def test_cookies_of_other_services_of_the_host_are_not_found() -> None:
     own = "__Host-shardgate-attempt-abcd1234-443"
     others = [f"{own}!x-443", f"{own}!a.b", f"{own}!a!b", own.replace("443", "8443")]
     cookie = "; ".join(f"{name}=x" for name in (*others, own))
-    headers = [(b"host", b"a.example"), (b"cookie", cookie.encode())]
-    scope = {"type": "http", "headers": headers, "scheme": "https", "root_path": "", "token": None}
+    headers = {b"host": b"a.example", b"x-forwarded-proto": b"https"}
+    responder = SimpleNamespace(request=Request("GET", b"/login", [], headers, b""))
+    page_headers = [(b"cookie", cookie.encode())]
+    request = PageRequest({"type": "http", "headers": page_headers, "responder": responder})
 
-    assert kinds_of(PageRequest(scope), "shardgate-attempt") == ["shardgate-attempt-abcd1234"]
+    assert kinds_of(request, "shardgate-attempt") == ["shardgate-attempt-abcd1234"]
 
 
 def test_person_signs_in_for_pages(browser: Browser) -> None:

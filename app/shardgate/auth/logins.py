@@ -1,4 +1,4 @@
-"""Sessions of people who have signed in: tokens and cookies with the rules that these fulfil.
+"""Logins of people: tokens and cookies with the rules that these fulfil.
 
 A cookie opens pages of this service and what they read from the API. It opens neither data nor
 writes, because browsers send it with requests of other sites as well.
@@ -20,19 +20,19 @@ from shardgate.auth.tokens import TokenSigner, reader
 from shardgate.errors import ForbiddenError, TokenRecordsError
 from shardgate.server.address import Address, address_of
 from shardgate.server.request import Request as GatewayRequest
-from shardgate.settings import RESERVED, Settings
+from shardgate.settings import Settings
 
 VIEWER: Final = "shardgate-viewer"
-SESSION: Final = "shardgate-session"
+LOGIN_COOKIE: Final = "shardgate-session"  # a new name would sign everybody out
 NAVIGATION: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
 """Headers of requests that fill a window, in browsers that send them."""
 _OWN_SITES: Final = ("same-origin", "none")
 
 
-class BrowserSession(NamedTuple):
-    """Session of a person in one browser."""
+class BrowserLogin(NamedTuple):
+    """Login of a person in one browser."""
 
-    session_id: str
+    login_id: str
     caller: Caller
 
 
@@ -50,41 +50,42 @@ class LoginTokens(TokenSigner):
         records: TokenRecords,
         now: Callable[[], float] = time.time,
     ) -> None:
-        login, shared = settings.login, settings.tokens
-        audience = f"{settings.issuers[login.issuer or ''].url} {login.client_id}"
-        super().__init__(shared.secret, records, now, audience)
-        self.lifetime_s = min(login.lifetime_s, shared.longest_s)
+        # Tokens of another issuer, or of another client there, are not taken after a change.
+        issuer = settings.issuers[settings.login.issuer or ""]
+        audience = f"{issuer.url} {settings.login.client_id}"
+        super().__init__(settings.tokens.secret, records, now, audience)
+        self.lifetime_s = min(settings.login.lifetime_s, settings.tokens.longest_s)
         self._private = [dataset for dataset in datasets if not dataset.is_public]
 
     def rights_of(
-        self, caller: Caller, session: BrowserSession | None = None
+        self, caller: Caller, login: BrowserLogin | None = None
     ) -> Mapping[str, Any] | None:
-        """Return claims of what *caller* may read in *session*, or else a new one; `None` if that
+        """Return claims of what *caller* may read in *login*, or else a new one; `None` if that
         is public only.
         """
         known = frozenset[str]().union(*(dataset.readers for dataset in self._private))
         if not (rules := sorted(known & caller.grants)):
             return None
-        session_id = secrets.token_urlsafe(16) if session is None else session.session_id
-        return {"sub": caller.name, "rules": rules, "sid": session_id}
+        login_id = secrets.token_urlsafe(16) if login is None else login.login_id
+        return {"sub": caller.name, "rules": rules, "sid": login_id}
 
     async def identify(self, token: str) -> Identity | None:
         """Return the bearer of a *token* for viewers or commands; see `identify_reader`."""
         return await self.identify_reader(VIEWER, token, self._readable_names)
 
-    async def session(self, cookie: str) -> BrowserSession | None:
-        """Return the session of a *cookie*; `None` if it has ended. Raises: `TokenRecordsError`."""
-        if (claims := await self.verify(SESSION, cookie)) is None:
+    async def login(self, cookie: str) -> BrowserLogin | None:
+        """Return the login of a *cookie*; `None` if it has ended. Raises: `TokenRecordsError`."""
+        if (claims := await self.verify(LOGIN_COOKIE, cookie)) is None:
             return None
-        return BrowserSession(claims["sid"], reader(claims["sub"], self._readable_names(claims)))
+        return BrowserLogin(claims["sid"], reader(claims["sub"], self._readable_names(claims)))
 
-    async def session_of(self, request: Request) -> BrowserSession | None:
-        """Return the session of the browser that sent *request*; see `session`."""
-        return await self.session(cookie_of(request, SESSION))
+    async def login_of(self, request: Request) -> BrowserLogin | None:
+        """Return the login of the browser that sent *request*; see `login`."""
+        return await self.login(cookie_of(request, LOGIN_COOKIE))
 
-    async def end(self, session: BrowserSession) -> None:
-        """Refuse tokens and cookies of *session* from now on. Raises: `TokenRecordsError`."""
-        await self._records.end(session.session_id, self._now() + self.lifetime_s)
+    async def end(self, login: BrowserLogin) -> None:
+        """Refuse tokens and cookies of *login* from now on. Raises: `TokenRecordsError`."""
+        await self._records.end(login.login_id, self._now() + self.lifetime_s)
 
     def _readable_names(self, claims: Mapping[str, Any]) -> Sequence[str]:
         rules = frozenset(claims["rules"])
@@ -92,14 +93,15 @@ class LoginTokens(TokenSigner):
 
 
 def _cookie_name(kind: str, address: Address) -> str:
-    """Return a name that over https no other host and no plain http can set.
-
-    It has the port and the path of the service: browsers send cookies to all of a host.
-    """
-    prefix, default = ("__Host-", 443) if address.is_secure else ("", 80)
+    """Return a name that over https no other host and no plain http can set."""
+    # Browsers take a name with this prefix over https only, from the host itself (RFC 6265bis).
+    prefix, default_port = ("__Host-", "443") if address.is_secure else ("", "80")
     port = address.origin.rpartition(":")[2]
-    path = address.root_path.replace("/", "!")  # which no path has
-    return f"{prefix}{kind}-{port if port.isdecimal() else default}{path}"
+    if not port.isdecimal():
+        port = default_port
+    # Browsers send cookies to all services of a host. No path has an exclamation mark.
+    path = address.root_path.replace("/", "!")
+    return f"{prefix}{kind}-{port}{path}"
 
 
 def cookie_of(request: Request, kind: str) -> str:
@@ -133,8 +135,8 @@ def set_cookie(
 
 
 async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller | None:
-    """Return the caller of the session cookie, if *request* is for a page or reads the API for one,
-    and it is known that the session has not ended.
+    """Return the caller of the cookie, if *request* is for a page or reads the API for one, and it
+    is known that the login has not ended.
     """
     headers = request.headers
     is_navigation = all(headers.get(name.encode()) == mode.encode() for name, mode in NAVIGATION)
@@ -144,29 +146,31 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
     host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
     # The scheme may be unknown behind a proxy; only over https can the first name be set.
-    path = quote(request.root_path)
-    addresses = [Address.of(host, scheme, path, None) for scheme in ("https", "http")]
-    named = [cookies.get(_cookie_name(SESSION, each)) for each in addresses if each.is_trustworthy]
-    sent = next((cookie for cookie in named if cookie is not None), "")
+    cookie = None
+    for scheme in ("https", "http"):
+        address = Address.of(host, scheme, quote(request.root_path), None)
+        if cookie is None and address.is_trustworthy:
+            cookie = cookies.get(_cookie_name(LOGIN_COOKIE, address))
     try:
-        session = await tokens.session(sent)
+        login = await tokens.login(cookie or "")
     except TokenRecordsError:
         return None
-    return None if session is None else session.caller
+    return None if login is None else login.caller
 
 
 def is_page(request: GatewayRequest) -> bool:
     """Return whether *request* is for a page, or reads the API for one."""
     if request.method not in {"GET", "HEAD"} or request.segment is not None:
         return False
-    if request.name in RESERVED or request.raw_path in {b"/", b""}:
+    if request.needs_asgi:
         return request.name in {"api", ""}
     return request.opens_page
 
 
 def demand_own_page(request: Request, action: str) -> None:
     """Check that no page of another origin sent *request*. Raises: `ForbiddenError`."""
-    origin, host = request.headers.get("origin"), request.headers.get("host")
+    origin = request.headers.get("origin")
     is_own = request.headers.get("sec-fetch-site", "none") in _OWN_SITES
+    host = request.headers.get("host")
     if not is_own or (origin is not None and origin.partition("://")[2] != host):
         raise ForbiddenError(f"only pages of this service {action}")

@@ -47,14 +47,17 @@ def links(page: str) -> list[str]:
         ("/private/", 401, ["/arrays/login?page=%2Fprivate%2F"]),
         ("/arrays/private/", 401, ["/arrays/login?page=%2Fprivate%2F"]),
         ("/private/", 503, [""]),
+        ("/private/c/0/99", 404, ["/arrays/private/"]),
+        ("/private/c/0/99", 401, ["/arrays/login?page=%2Fprivate%2Fc%2F0%2F99"]),
+        ("/nothing/", 404, []),
         ("/", 500, []),
         ("/~token/private/", 401, []),
         ("/~token/private/", 503, [""]),
     ],
 )
 async def test_page_of_an_error_leads_on(path: str, status: int, ways: list[str]) -> None:
-    """A page leads to the start page, to another try of what can pass, and to the sign-in where
-    that may help; it is not stored, nor framed.
+    """A page leads to the start page, to another try of what can pass, to the dataset of an
+    absent key, and to the sign-in where that may help; it is not stored, nor framed.
     """
     headers, page = await explain(path, status)
 
@@ -96,13 +99,13 @@ async def test_service_without_sign_in_leads_to_none() -> None:
         ("/login", b"application/json"),
         ("/private/", b"*/*"),
         ("/private/", b"text/html;q=0"),
-        ("/private/c/0/0", HTML),
+        ("/private/c/0/0", b"*/*"),
         ("/api/datasets", HTML),
         ("/auth_info", HTML),
     ],
 )
 async def test_other_clients_get_problem_documents(path: str, accept: bytes) -> None:
-    """Clients that are no browsers, keys and the API get problem documents."""
+    """Clients that are no browsers, and the API, get problem documents."""
     headers, body = await explain(path, 503, accept=accept)
     document = json.loads(body)
 

@@ -80,8 +80,6 @@ class Failure(NamedTuple):
     error: ShardgateError | None = None
     members: Mapping[str, object] = {}
     """Extension members of its problem document."""
-    is_shared: bool = False
-    """Whether caches may keep the response, which is then the same for every ``Accept``."""
 
 
 def status_of(error: ShardgateError) -> HTTPStatus:

@@ -144,6 +144,12 @@ class Request:
         return (self.key or "/").endswith("/") and not self.query
 
     @property
+    def fills_window(self) -> bool:
+        """Return whether a browser shows the response: a page, or the object of a key."""
+        is_read = self.method in {"GET", "HEAD"}
+        return self.opens_page or (is_read and self.accepts_html and not self.needs_asgi)
+
+    @property
     def client_paths(self) -> Sequence[bytes]:
         """Paths that the client can have sent, without a token: a proxy may have stripped them."""
         root = quote(self.root_path).encode()

@@ -110,12 +110,13 @@ class Responder:
 
     async def problem(self, status: HTTPStatus, detail: str, *extra: tuple[bytes, bytes]) -> None:
         """Explain a failure with *detail*, with *extra* headers."""
-        is_shared = any(name == b"cache-control" for name, _ in extra)
-        await self._send_failure(Failure(status, detail, is_shared=is_shared), extra)
+        await self._send_failure(Failure(status, detail), extra)
 
     async def _send_failure(self, failure: Failure, extra: Iterable[tuple[bytes, bytes]]) -> None:
         response = await self._explain_failure(self.request, failure)
-        headers = [*cast("Headers", response.headers), *extra]
+        headers = cast("Headers", response.headers)
+        present = {name for name, _ in headers}  # a page is not cached, where a problem may be
+        headers = [*headers, *(header for header in extra if header[0] not in present)]
         if not any(name == b"cache-control" for name, _ in headers):
             headers.append(NO_STORE)
         await self.send(response.status, headers, response.body)

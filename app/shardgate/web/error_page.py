@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from shardgate.server.address import address_reached_by
 from shardgate.server.problems import RETRIED, Failure, problem, status_headers
-from shardgate.server.request import Request, Response
+from shardgate.server.request import Request, Response, quote_segment
 from shardgate.server.responses import NO_STORE
 from shardgate.settings import LoginSettings
-from shardgate.web.rendering import PageTemplate
+from shardgate.web.rendering import PageTemplate, visible
 
 _SANDBOX: Final = b"; sandbox allow-scripts"
 """Of no origin: a sign-in for a viewer cannot begin in a page of the service itself."""
@@ -24,8 +24,6 @@ class ErrorPages:
 
     async def explain(self, request: Request, failure: Failure) -> Response:
         """Return the response to *request* that explains *failure*."""
-        if failure.is_shared:
-            return problem(failure)
         if request.name == "auth_info":
             # Neuroglancer does not look at the status: from any JSON it takes `login_url`, and
             # opens it, or repeats its reads if it has a token of that URL.
@@ -33,7 +31,7 @@ class ErrorPages:
             root = address.root if address.is_trustworthy else f"https:{address.root[5:]}"
             members = {**failure.members, "login_url": f"{root}/login"}
             failure = failure._replace(members=members)
-        if not request.opens_page:
+        if not request.fills_window:
             return problem(failure)
         status = failure.status
         address = address_reached_by(request)
@@ -44,6 +42,9 @@ class ErrorPages:
             page = "/" if request.name == "login" else request.raw_path.decode("latin-1")
             way = f"{address.root_path}/login?page={quote(page, safe='')}"
             label = "Sign in"
+        elif request.key and status is HTTPStatus.NOT_FOUND and failure.error is None:
+            way = f"{request.base_path}/{quote_segment(request.name)}/"
+            label = f"Show {visible(request.name, 40)}"
         start = f"{address.root_path}/"
         body = await self._page.render(reason=failure.detail, way=way, label=label, start=start)
         headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, (b"vary", b"Accept")]

@@ -1,4 +1,4 @@
-"""FlatBuffer tables of chunks read and written in bulk, by numpy.
+"""FlatBuffer tables read and written in bulk, by numpy: all of one type, or those of chunks.
 
 `ChunkRef` of manifests and `ChunkIndices` of transaction logs both begin with a vector of
 coordinates, and both are listed in tables of arrays: node id, then a vector of such tables.
@@ -6,6 +6,7 @@ coordinates, and both are listed in tables of arrays: node id, then a vector of 
 
 from collections.abc import Buffer as Bytes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from shardgate.formats.icechunk.coords import Coords, Places, U32s
 from shardgate.formats.icechunk.flatbuffers import (
     NODE_ID,
     POSITION,
+    TABLE_NBYTES,
     U32,
     FlatBufferReader,
     TableType,
@@ -40,6 +42,7 @@ _ARRAY_STEPS: Final = 8
 _PER_STEP: Final = 8
 """Tables, or coordinates, that numpy reads in a step."""
 _ALIGN: Final = 8
+_ABSENT: Final = -(2**62)
 _WORD: Final = U32.size
 _COPIED: Final = 2**18
 """Words of vectors copied at a time."""
@@ -137,6 +140,60 @@ class _Walk:
 def words_of(data: bytes) -> U32s:
     """Return *data* as numbers of 4 bytes, without the bytes after the last whole one."""
     return np.frombuffer(data, "<u4", len(data) // 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Tables of one type in a FlatBuffer."""
+
+    data: bytes
+    kind: TableType
+    tables: Places
+    """Position of each table."""
+    fields: Places
+    """Positions of their fields, negative if absent: of shape ``(count, slots)``."""
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def column(self, slot: int) -> NDArray[Any]:
+        """Read a field of all tables."""
+        field = self.kind.fields[slot]
+        at = self.fields[:, slot]
+        present = np.flatnonzero(at > 0)
+        code = field.code
+        dtype = np.dtype(f"V{code[:-1]}" if code.endswith("s") else f"<{code}")
+        found = gather_numbers(self.data, at[present], dtype.str)
+        if len(found) == len(at):
+            return found
+        values = np.zeros(len(at), dtype)
+        if field.absent:
+            values[:] = field.absent
+        values[present] = found
+        return values
+
+
+def read_rows(reader: FlatBufferReader, kind: TableType, tables: Places) -> Rows:
+    """Check the *tables* and their vtables as *reader* does, and find their fields."""
+    data = reader.data
+    reader.spend(len(tables) * TABLE_NBYTES)
+    vtables = tables - gather_numbers(data, tables, "<i4")
+    distinct, inverse = distinct_of(vtables)
+    layouts = [reader.lay_out(kind, vtable) for vtable in distinct.tolist()]
+    sizes = np.array([layout.struct.size for layout in layouts], np.int64)
+    if (tables + sizes[inverse] > len(data)).any():
+        raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+    places = np.array([layout.places for layout in layouts], np.int64)
+    places = np.where(places, places, _ABSENT).reshape(len(layouts), len(kind.fields))
+    return Rows(data, kind, tables, places.take(inverse, axis=0) + tables[:, None])
+
+
+def read_targets(reader: FlatBufferReader, at: int) -> Places:
+    """Return the positions that the offsets in the vector at *at* lead to."""
+    start, count = reader.vector(at, _WORD)
+    slots = start + _WORD * np.arange(count)
+    targets: Places = slots + gather_numbers(reader.data, slots, "<u4")
+    return targets
 
 
 def read_columns(data: bytes, indexes: U32s, ndim: int) -> U32s:

@@ -88,8 +88,6 @@ class Field(NamedTuple):
     """Value of a field that a table lacks."""
     name: str = ""
     """Name of a field that no table lacks."""
-    copy: "Callable[[Any, Any], Any] | None" = None
-    """Copies the targets of many offsets; see `TableCopier`."""
 
     def required(self, name: str) -> "Field":
         """Return the type of a field that every table has; *name* is for errors."""
@@ -294,15 +292,15 @@ class FlatBufferWriter:
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
-        self._pad(U32.size)
+        self.pad(U32.size)
         U32.pack_into(self.data, 0, root)
         return self.data
 
     def table(self, kind: TableType, row: Sequence[Any]) -> int:
         """Write a table, whose fields that are `None` are absent, and return its position."""
         present = tuple([value is not None for value in row])
-        layout, vtable = self._layouts.get((kind, present)) or self._lay_out(kind, present)
-        at = self._pad(_WIDEST, I32.size)
+        layout, vtable = self._layouts.get((kind, present)) or self.lay_out(kind, present)
+        at = self.pad(_WIDEST, I32.size)
         self.data += layout.struct.pack(at - vtable, *[row[slot] for slot in layout.order])
         for slot, place, write in layout.links:
             target = write(self, row[slot])
@@ -323,25 +321,25 @@ class FlatBufferWriter:
 
     def vector(self, count: int, data: bytes, align: int = U32.size) -> int:
         """Write a vector of *count* items, aligned to *align*, and return its position."""
-        at = self._pad(align, U32.size)
+        at = self.pad(align, U32.size)
         self.data += U32.pack(count)
         self.data += data
         return at
 
     def block(self, pieces: Sequence[Buffer]) -> int:
         """Write an encoded object with all that it leads to, and return its position."""
-        at = self._pad(_WIDEST)
+        at = self.pad(_WIDEST)
         for piece in pieces:
             self.data += memoryview(piece)
         return at
 
-    def _pad(self, align: int, before: int = 0) -> int:
+    def pad(self, align: int = _WIDEST, before: int = 0) -> int:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
+    def lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
         """Write the vtable of tables that have the fields *present*; return its position too."""
-        layout, vtable = _plan(kind, present), self._pad(U16.size)
+        layout, vtable = _plan(kind, present), self.pad(U16.size)
         head = 4 + 2 * len(present), layout.struct.size
         self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
         self._layouts[kind, present] = layout, vtable
@@ -366,10 +364,7 @@ def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
 def tables_of(kind: TableType) -> Field:
     """Make the type of a field that is a vector of tables."""
     return Field(
-        "I",
-        lambda reader, at: reader.tables(kind, at),
-        lambda to, rows: to.tables(kind, rows),
-        copy=lambda copier, at: copier.table_vectors(kind, at),
+        "I", lambda reader, at: reader.tables(kind, at), lambda to, rows: to.tables(kind, rows)
     )
 
 
@@ -390,7 +385,6 @@ def values_of(code: str, align: int = U32.size) -> Field:
         "I",
         lambda reader, at: [value for (value,) in reader.structs(at, kind)],
         lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
-        copy=lambda copier, at: copier.vectors(at, kind.size),
     )
 
 
@@ -412,20 +406,13 @@ INT32: Final = Field("i", absent=0)
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 FILE_ID: Final = OBJECT_ID.required("id")
 NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
-TEXT: Final = Field(
-    "I", FlatBufferReader.text, _write_text, copy=lambda copier, at: copier.texts(at)
-)
+TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
 TEXTS: Final = Field(
     "I",
     lambda reader, at: list(map(reader.text, reader.targets(at))),
     lambda to, texts: to.each(texts, partial(_write_text, to)),
 )
-DATA: Final = Field(
-    "I",
-    _read_data,
-    lambda to, data: to.vector(len(data), data),
-    copy=lambda copier, at: copier.vectors(at),
-)
+DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
 OBJECT_IDS: Final = values_of(OBJECT_ID.code)
 UINT16S: Final = values_of("H")
 POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)

@@ -66,7 +66,8 @@ async def _list(
 ) -> dict[bytes, int]:
     """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
     listed = store.list(repository.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
-    found, left = dict[bytes, int](), set(wanted)
+    found = dict[bytes, int]()
+    left = set(wanted)
     for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
         page = await take(listed, _PAGE)
         for each in page:

@@ -223,10 +223,13 @@ class PreparedFiles:
         writes: list[Callable[[], Awaitable[None]]]
         writes = [*others, *(partial(self._put, file) for file in self._held.values())]
         await bounded_gather(lambda write: write(), writes, limit=_PUTS_AT_ONCE)
-        self._held, self.nbytes = {}, 0
+        self._held = {}
+        self.nbytes = 0
 
     async def _put(self, file: PreparedFile) -> None:
-        repository, kind, object_id = self._repository, file.kind, file.object_id
+        repository = self._repository
+        kind = file.kind
+        object_id = file.object_id
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
         if file.value is not None:
             read = repository.read_of(kind, object_id, file.decode)
@@ -254,9 +257,12 @@ class CommitBuilder:
 
     async def build(self, tip: BranchTip, files: PreparedFiles) -> PreparedCommit:
         """Make the files of a commit on top of *tip*, whose own may be in *files* as well."""
-        opened, request, changes = self.opened, self.request, self.changes
+        opened = self.opened
+        request = self.request
+        changes = self.changes
         check_metadata(request.metadata)
-        may_be_empty, tip_id = request.allow_empty, tip.snapshot_id
+        may_be_empty = request.allow_empty
+        tip_id = tip.snapshot_id
         base = await self._read_base(tip, tip_id)
         if tip_id != request.parent_id:
             if request.amend:
@@ -294,7 +300,8 @@ class CommitBuilder:
         log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
         limit = self.opened.repository.limit_nbytes
-        data, decode = write_snapshot(snapshot), StoredSnapshotDecoder(object_id, limit)
+        data = write_snapshot(snapshot)
+        decode = StoredSnapshotDecoder(object_id, limit)
         log_data = write_transaction_log(object_id, log)
         decode_log = TransactionLogDecoder(object_id, limit)
         files = [
@@ -343,7 +350,8 @@ class CommitBuilder:
         return rewritten
 
     async def _read_manifest(self, object_id: bytes, files: PreparedFiles) -> Manifest:
-        repository, fetch = self.opened.repository, self.opened.fetch
+        repository = self.opened.repository
+        fetch = self.opened.fetch
         if (file := files.held("manifests", object_id)) is None:
             return await repository.manifest(object_id, fetch)
         if isinstance(file.value, Manifest):
@@ -364,7 +372,9 @@ class CommitBuilder:
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
-        opened, request, tip_id = self.opened, self.request, tip.snapshot_id
+        opened = self.opened
+        request = self.request
+        tip_id = tip.snapshot_id
         chain = await opened.decode_in_thread(
             opened.repo, lambda: tip.commits_since(request.parent_id)
         )
@@ -390,7 +400,8 @@ class CommitBuilder:
             for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
             if object_id not in ahead
         ]
-        logs, nbytes = list[TransactionLog](), 0
+        logs = list[TransactionLog]()
+        nbytes = 0
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip.snapshot_id, "too_many_commits")
         for batch in batched(wanted, _LOGS_AT_ONCE):
@@ -424,7 +435,8 @@ class CommitBuilder:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
+            newest = f"snapshot {encode_id(base.object_id)}"
+            now_us = self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
@@ -456,7 +468,8 @@ def _manifest_files(
 ) -> list[PreparedFile]:
     files: list[PreparedFile] = []
     for object_id, data in contents.items():
-        decode, value = ManifestDecoder(object_id, limit_nbytes), None
+        decode = ManifestDecoder(object_id, limit_nbytes)
+        value = None
         if is_decoded:
             with suppress(DecodeError):  # `demand_readable` has the reason
                 value = decode(data)

@@ -150,8 +150,10 @@ class RepoSwaps:
         """
         if not isinstance(opened.repository.refs, RepoRefs):
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
-        ref, limit = opened.repo, opened.repository.limit_nbytes
-        read, requested_at = RepoRefs(opened.directory, limit).read, self.fetch.clock()
+        ref = opened.repo
+        limit = opened.repository.limit_nbytes
+        read = RepoRefs(opened.directory, limit).read
+        requested_at = self.fetch.clock()
         found = await self.store.get(ref, read.request)
         if not isinstance(found, Found):
             self.fetch.forget(ref)
@@ -193,7 +195,8 @@ class RepoSwaps:
 
         async def attempt() -> _Prepared[T] | Conflict:
             nonlocal file
-            current, file = file, None
+            current = file
+            file = None
             if current is None or not self._is_newest(opened, current):
                 current = await self.read(opened)
             return await self._swap(opened, plan, current)
@@ -210,7 +213,8 @@ class RepoSwaps:
     async def _swap[T](
         self, opened: OpenedRepository, plan: Callable[[RepoFile], Planned[T]], file: RepoFile
     ) -> _Prepared[T] | Conflict:
-        ref, limit = opened.repo, opened.repository.limit_nbytes
+        ref = opened.repo
+        limit = opened.repository.limit_nbytes
         payload_nbytes = len(file.info.payload)
         weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
         async with self.fetch.cache.decoding.room(weight):
@@ -250,7 +254,8 @@ class RepoSwaps:
         """
         if file.has_backup:
             return
-        backup, began_s = opened.directory.join(f"overwritten/{file.backup}"), self.clock()
+        backup = opened.directory.join(f"overwritten/{file.backup}")
+        began_s = self.clock()
         # A conflict is the same copy, written by another caller with this file.
         await self.store.put(backup, [file.found.data], expected=ABSENT)
         await self._compare_clocks(backup, began_s)
@@ -259,7 +264,8 @@ class RepoSwaps:
     async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
         """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
         steady_s = self.fetch.clock()
-        offset_s, last = self.clock() - steady_s, self._clock_checks.get(written.bucket)
+        offset_s = self.clock() - steady_s
+        last = self._clock_checks.get(written.bucket)
         if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > _SET_S:
             await demand_clock(self.store, written, began_s)
             self._clock_checks[written.bucket] = _ClockCheck(steady_s + _CHECKED_S, offset_s)
@@ -298,7 +304,9 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
     """
     if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
         raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
-    root, store, began_s = dataset.root, swaps.store, swaps.clock()
+    root = dataset.root
+    store = swaps.store
+    began_s = swaps.clock()
     await store.verify_conditional_writes(root)
     await _check_empty(swaps, root)
     now_us = swaps.now_us()

@@ -106,7 +106,8 @@ class Train:
 
     def _look(self) -> Callable[[RepoFile], _LookUp]:
         """Return a function that looks up the waiting commits in a version of ``repo``."""
-        waiting, read_at = self._waiting(), asyncio.get_running_loop().time()
+        waiting = self._waiting()
+        read_at = asyncio.get_running_loop().time()
 
         def look(file: RepoFile) -> _LookUp:
             found = _LookUp(None, {})
@@ -139,7 +140,8 @@ class Train:
         if not last.ahead:
             return None
         await files.write(partial(self.swaps.write_backup, self.opened, tip.file))
-        changes, look = [each.change for each in last.ahead], self._look()
+        changes = [each.change for each in last.ahead]
+        look = self._look()
 
         def plan(file: RepoFile) -> Planned[_LookUp | None]:
             found = look(file)
@@ -267,7 +269,8 @@ class Committer:
         )
         if isinstance(found, CommitResult):
             return found
-        info, parent_id = found.info, request.parent_id or found.snapshot_id
+        info = found.info
+        parent_id = request.parent_id or found.snapshot_id
         is_listed = parent_id == found.snapshot_id or await opened.decode_in_thread(
             opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
         )
@@ -295,13 +298,15 @@ class Committer:
             raise
 
     async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
-        clock, arrived_at = asyncio.get_running_loop().time, -math.inf
+        clock = asyncio.get_running_loop().time
+        arrived_at = -math.inf
         commits: list[PendingCommit] = []
         try:
             while True:
                 departed_at = clock()
                 commits = queue.take(_MAX_COMMITS)
-                opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                opened = commits[0].builder.opened
+                tip = _newest_tip(commits, arrived_at)
                 await Train(self.swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
                 if len(commits) + len(queue.requests) > 1:
@@ -326,7 +331,8 @@ def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTi
 async def _check_references(
     store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
-    config, allowed = config_of(opened, info), opened.repository.allowed
+    config = config_of(opened, info)
+    allowed = opened.repository.allowed
     is_long = changes.nbytes > SHORT_NBYTES
     wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))

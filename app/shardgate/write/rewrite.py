@@ -366,7 +366,8 @@ class _ChecksumWriter:
         return [*joined, checksum], crc32c(checksum, crc)
 
     def _crc_of(self, place: ByteRange) -> int:
-        crc, at = 0, place.start
+        crc = 0
+        at = place.start
         while at < place.stop:
             stop, segment_crc = self.segments[at]
             crc = _append(crc, segment_crc, stop - at)

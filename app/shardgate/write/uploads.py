@@ -199,7 +199,8 @@ class Uploads:
             raise DamagedError(ref, "is no record of an upload") from error
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
-        prefix, sizes = upload.object(""), {}
+        prefix = upload.object("")
+        sizes = {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
             is_number = number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS

@@ -131,7 +131,8 @@ class PassthroughWriter:
         """Translate *body*, the document as clients see it, to its stored form, and store that."""
         requested = await self._inflate(coding, body) if coding else body
         self._demand_short(document.ref, requested)
-        ref, translated = document.ref, requested
+        ref = document.ref
+        translated = requested
 
         async def attempt() -> ETag | Conflict:
             nonlocal translated
@@ -371,7 +372,8 @@ class Eraser:
 
     async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
         """Raise if any object below *prefix* is read-only, before the first is deleted."""
-        root, checked = self._resolver.root(dataset), None
+        root = self._resolver.root(dataset)
+        checked = None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
             path = root.key_of(each.ref).rpartition("/")[0]
             if path != checked:

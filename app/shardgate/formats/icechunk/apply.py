@@ -127,10 +127,12 @@ class Applied:
 
     def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
         """Insert the results of all *rewrites*, by node id."""
-        nodes, known = dict(self.nodes), dict(self.manifest_files)
+        nodes = dict(self.nodes)
+        known = dict(self.manifest_files)
         chunks = dict(self.log.updated_chunks)
         for rewrite in self.rewrites:
-            node_id, became = rewrite.node_id, rewritten[rewrite.node_id]
+            node_id = rewrite.node_id
+            became = rewritten[rewrite.node_id]
             node = nodes[rewrite.path]
             if node.array is not None:
                 array = replace(node.array, manifests=became.manifests)

@@ -166,7 +166,8 @@ class _Editing:
 
     def _delete(self, path: str) -> None:
         """Delete the node at *path* and all nodes below it."""
-        prefix, at = path.rstrip("/"), bisect_left(self._paths, path)
+        prefix = path.rstrip("/")
+        at = bisect_left(self._paths, path)
         start = bisect_left(self._paths, prefix + "/")
         stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
         deleted = {path, *self._paths[start:stop]}
@@ -247,7 +248,8 @@ def check_natives(
         return
     for changed in changes.chunks.values():
         is_native = changed.payloads.rows["kind"] == PayloadKind.NATIVE
-        coords, rows = changed.coords[is_native], changed.payloads.rows[is_native]
+        coords = changed.coords[is_native]
+        rows = changed.payloads.rows[is_native]
         stops = rows["start"] + rows["length"]
         references = zip(rows["chunk_id"].tolist(), stops.tolist(), strict=True)
         for number, (chunk_id, stop) in enumerate(references):

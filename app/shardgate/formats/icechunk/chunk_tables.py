@@ -94,7 +94,8 @@ def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
         block = slice(start, start + BLOCK)
         table = walk.follow(slots[block].astype(np.int64) << 2)
         index = walk.follow(walk.first_field(table))
-        located[0, block], located[1, block] = table, (index >> 2) + 1
+        located[0, block] = table
+        located[1, block] = (index >> 2) + 1
         located[2, block] = walk.count(index)
     coordinate_count = int(located[2].sum(dtype=np.uint64))
     reader.spend(coordinate_count * _MEMORY_PER_COORDINATE)
@@ -284,7 +285,8 @@ def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> 
     runs = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
     if len(runs) < len(starts) // _RUN:
         for first, last in pairwise([0, *runs.tolist(), len(starts)]):
-            begin, start = int(stops[first] - lengths[first]), int(starts[first])
+            begin = int(stops[first] - lengths[first])
+            start = int(starts[first])
             piece = words[start : start + int(stops[last - 1]) - begin]
             copied[begin : begin + len(piece)] = piece
         return copied
@@ -331,14 +333,16 @@ def write_table_vector(
     head = np.zeros(1 + count + (1 + count) % 2, "<u4")
     head[0] = count
     pieces: list[Bytes] = [head]
-    row, at = 1, head.nbytes
+    row = 1
+    at = head.nbytes
     for vtables, tables in batches:
         places = at + len(vtables) + tables.itemsize * np.arange(len(tables))
         rows = np.arange(row, row + len(tables))
         tables["vtable"] = places - at - tables["vtable"]
         head[rows] = places - _WORD * rows
         pieces += vtables, tables
-        row, at = row + len(tables), at + len(vtables) + tables.nbytes
+        row = row + len(tables)
+        at = at + len(vtables) + tables.nbytes
     check_nbytes(at + len(vectors))
     return [*pieces, vectors]
 

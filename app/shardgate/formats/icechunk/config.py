@@ -120,7 +120,8 @@ def decode_config(config: Json) -> Config:
 
 def _container(document: Json) -> VirtualContainer:
     members = _members(document, "a container")
-    name, url_prefix = members.get("name"), members.get("url_prefix")
+    name = members.get("name")
+    url_prefix = members.get("url_prefix")
     if not isinstance(name, str | None) or not isinstance(url_prefix, str):
         raise DecodeError("the name or the url_prefix of a container is not a string")
     return VirtualContainer(name, url_prefix)

@@ -201,7 +201,8 @@ class FlatBufferReader:
 
     def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
         """Return the position of the first item of the vector at *at*, and the number of items."""
-        count, start = self._number(U32, at), at + U32.size
+        count = self._number(U32, at)
+        start = at + U32.size
         if start + count * item_nbytes > len(self.data):
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
         self.spend(count * item_nbytes)
@@ -263,17 +264,21 @@ class FlatBufferReader:
 @lru_cache(_KEPT_LAYOUTS)
 def _lay_out(kind: TableType, vtable: bytes) -> TableLayout:
     """Lay out tables of *kind* for reading; *vtable* has the positions of the first fields."""
-    size, count = len(kind.fields), len(vtable) // 2
+    size = len(kind.fields)
+    count = len(vtable) // 2
     places = [*struct.unpack_from(f"<{count}H", vtable), *[0] * (size - count)]
     order = list(range(-size, 0))
-    code, end, links = "<4x", I32.size, []
+    code = "<4x"
+    end = I32.size
+    links = []
     present = sorted([(place, slot) for slot, place in enumerate(places) if place])
     for index, (place, slot) in enumerate(present):
         field = kind.fields[slot]
         if place < end:
             raise DecodeError("damaged FlatBuffer: two fields overlap")
         code += f"{place - end}x{field.code}"
-        end, order[slot] = place + kind.nbytes[slot], index
+        end = place + kind.nbytes[slot]
+        order[slot] = index
         if field.read is not None:
             links.append((slot, place, field.read))
     for field, index in zip(kind.fields, order, strict=True):
@@ -339,7 +344,8 @@ class FlatBufferWriter:
 
     def lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
         """Write the vtable of tables that have the fields *present*; return its position too."""
-        layout, vtable = _plan(kind, present), self.pad(U16.size)
+        layout = _plan(kind, present)
+        vtable = self.pad(U16.size)
         head = 4 + 2 * len(present), layout.struct.size
         self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
         self._layouts[kind, present] = layout, vtable
@@ -350,13 +356,17 @@ class FlatBufferWriter:
 def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
     """Lay out tables of *kind* that have the fields *present* for writing: the widest lie first."""
     slots = [slot for slot in kind.widest_first if present[slot]]
-    code, end, places, links = "<i", I32.size, [0] * len(present), []
+    code = "<i"
+    end = I32.size
+    places = [0] * len(present)
+    links = []
     for slot in slots:
         field = kind.fields[slot]
         code += "4x" if field.write else field.code
         if field.write is not None:
             links.append((slot, end, field.write))
-        places[slot], end = end, end + kind.nbytes[slot]
+        places[slot] = end
+        end = end + kind.nbytes[slot]
     inline = [slot for slot in slots if kind.fields[slot].write is None]
     return TableLayout(Struct(code), inline, links, places)
 

@@ -83,7 +83,8 @@ class _FlexReader:
         self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
 
     def root(self) -> Json:
-        width, packed = self._uint(len(self._data) - 1, 1), self._uint(len(self._data) - 2, 1)
+        width = self._uint(len(self._data) - 1, 1)
+        packed = self._uint(len(self._data) - 2, 1)
         return self._value(len(self._data) - 2 - _check_width(width), width, packed, 0)
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
@@ -127,7 +128,8 @@ class _FlexReader:
         if kind == _K.VECTOR:
             return values
         # The vector of the keys, and its width, precede the number of values.
-        start, key_width = self._follow(at - 3 * width, width), self._uint(at - 2 * width, width)
+        start = self._follow(at - 3 * width, width)
+        key_width = self._uint(at - 2 * width, width)
         if self._count(start, _check_width(key_width)) != count:
             raise DecodeError("damaged FlexBuffer: a map has more keys than values, or fewer")
         slots = range(start, start + count * key_width, key_width)
@@ -263,7 +265,8 @@ class _FlexWriter:
         return _FlexSlot(_K.STRING, start, count.width, is_offset=True)
 
     def _key(self, text: str) -> _FlexSlot:
-        data, start = text.encode(), len(self.data)
+        data = text.encode()
+        start = len(self.data)
         if b"\0" in data:
             raise ValueError("a key has NUL in it")
         self.data += data + b"\0"

@@ -116,7 +116,8 @@ class Icechunk:
         """Return `None`: no documents are translated."""
 
     def markers(self, directory: ObjectRef) -> tuple[Read[Any], Read[Any]]:
-        refs, files = RepoRefs(directory, self.limit_nbytes), FileRefs(directory)
+        refs = RepoRefs(directory, self.limit_nbytes)
+        files = FileRefs(directory)
         return refs.read, files.read(MAIN)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
@@ -210,7 +211,8 @@ class RepositoryLayout(Layout):
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
-        is_immutable, modified_s = not isinstance(found.ref, Branch), found.modified_s
+        is_immutable = not isinstance(found.ref, Branch)
+        modified_s = found.modified_s
         if found.rest == DOCUMENT:
             place = _show(found.snapshot, found.path, found.node)
             return Referenced(place, "", is_immutable, modified_s)
@@ -230,7 +232,8 @@ class RepositoryLayout(Layout):
         if (dated := await self.repository.dated_snapshot(ref, io.fetch)) is None:
             return
         snapshot, modified_s = dated
-        within, folded = window.below(lead), None
+        within = window.below(lead)
+        folded = None
         for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
             if (start := within.fold(block.start)) is not None:
                 if start != folded and within.opens(start):
@@ -265,7 +268,8 @@ class RepositoryLayout(Layout):
             return None
         if found.node.chunks is None or (address := found.node.parse(found.rest)) is None:
             return None
-        node, coords = found.node, address.coords
+        node = found.node
+        coords = address.coords
         referred = await self.repository.find(node.node_id, found.node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
             return None
@@ -283,7 +287,8 @@ class RepositoryLayout(Layout):
             return f"there is no ref {spelled}: {hint}"
         if (found := await self._find(key, fetch)) is None:
             return ""
-        node, rest = found.node, found.rest
+        node = found.node
+        rest = found.rest
         if node.chunks is None or not node.chunks.keys.owns(rest) or node.parse(rest) is not None:
             return ""
         array = node.document.array
@@ -357,7 +362,8 @@ class RepositoryLayout(Layout):
             found = await self.repository.find(node.node_id, chunks, coords, io.fetch)
             if found is None or (array := node.document.array) is None:
                 continue
-            reading, (manifest, (place, *_)) = io, found
+            manifest, (place, *_) = found
+            reading = io
             if isinstance(place, Inline):
                 reading = io._replace(fetch=InlineFetch(place))
                 place = Stored(manifest, ByteRange(0, len(place.data)), place.etag)
@@ -390,7 +396,8 @@ class RepositoryLayout(Layout):
         manifest, referenced = found
         place: ShardPlace = referenced.place
         for level in levels:
-            entry, most_nbytes = level.entry(element), self.whole_index_nbytes
+            entry = level.entry(element)
+            most_nbytes = self.whole_index_nbytes
             try:
                 place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
             except DecodeError as error:

@@ -172,7 +172,8 @@ def rewrite_manifests(
 
 def _plan(rewrite: ArrayRewrite) -> _ManifestPlan:
     """Keep manifests that lie in one box of the grid without changes, as the library does."""
-    grid, coords = rewrite.grid, rewrite.changes.coords
+    grid = rewrite.grid
+    coords = rewrite.changes.coords
     cells = distinct_rows(rewrite.cells(coords[inside(coords, grid)]))
     changed = set(map(tuple, cells.tolist()))
     plan = _ManifestPlan([], [])
@@ -203,7 +204,8 @@ def _read_source(
     rewrite: ArrayRewrite, number: int, ref: ManifestRef, manifest: Manifest
 ) -> _Source:
     """Read the references of *manifest* that readers find."""
-    grid, node_id = rewrite.grid, rewrite.node_id
+    grid = rewrite.grid
+    node_id = rewrite.node_id
     coords = manifest.coords(node_id, len(grid))
     extents = _visible(ref, len(grid)) or ()
     low = tuple(start for start, _ in extents)
@@ -294,7 +296,8 @@ def _copy_vectors(
     vectors: Vectors,
 ) -> None:
     """Copy to *vectors* what the *chosen* of *rows* lead to in *source*."""
-    data, codec = source.payloads.data, source.locations
+    data = source.payloads.data
+    codec = source.locations
     etags = np.flatnonzero(chosen & (rows["etag"] > 0))
     rows["etag"][etags] = vectors.copy(data, rows["etag"][etags])
     if codec is not None and (dictionary is None or codec.dictionary != dictionary):
@@ -320,7 +323,8 @@ def write_references(coords: Coords, rows: NDArray[Any], vectors: Vectors) -> li
         found: NDArray[np.uint32] = tables.nbytes - fields_at + rows[column][chosen]
         return found.astype(np.uint32)
 
-    tables["start"], tables["length"] = rows["start"], rows["length"]
+    tables["start"] = rows["start"]
+    tables["length"] = rows["length"]
     tables["value"] = rows["chunk_id"]
     leading = np.flatnonzero(rows["value"])
     tables["value"][leading] = offsets_to("value", "value", leading).view("V4")

@@ -379,7 +379,8 @@ class RepoInfo:
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
         """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
-        reader, object_id = self.reader(), decode_id(snapshot_id)
+        reader = self.reader()
+        object_id = decode_id(snapshot_id)
         snapshots = _SnapshotList(reader, reader.root(REPO.lazy)[RepoField.SNAPSHOTS])
         index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)

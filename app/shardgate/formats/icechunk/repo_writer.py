@@ -130,7 +130,8 @@ class _Draft:
         fields: dict[str, Value]
         match change:
             case NewSnapshot(branch, snapshot, amends):
-                new, before = snapshot.object_id, self.branches[branch]
+                new = snapshot.object_id
+                before = self.branches[branch]
                 self.branches[branch] = new
                 self.snapshots.append(snapshot)
                 kind = "commit_amended" if amends else "new_commit"

@@ -207,7 +207,8 @@ class FileRefs:
         if listing is None:
             main = await self.resolve(MAIN, fetch) if kind is Branch else None
             return {} if main is None else {MAIN.name: main.snapshot_id}
-        start, found = f"refs/{kind.__name__.lower()}.", {}
+        start = f"refs/{kind.__name__.lower()}."
+        found = {}
         async for key in listing("refs/"):
             if key.startswith(start) and key.endswith("/ref.json"):
                 stored = key.removeprefix(start).removesuffix("/ref.json")
@@ -287,7 +288,8 @@ class Repository:
     def read_of[T: Weighable](
         self, kind: str, object_id: bytes, decode: Callable[[bytes], T]
     ) -> Read[T]:
-        name, version = self.file(kind, object_id), named_by(object_id)
+        name = self.file(kind, object_id)
+        version = named_by(object_id)
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
 

@@ -239,7 +239,8 @@ def write_snapshot(snapshot: StoredSnapshot) -> bytes:
 
 
 def _node_row(node: StoredNode) -> tuple[Any, ...]:
-    kind, data, array = GROUP, _NO_DATA, node.array
+    kind, data = GROUP, _NO_DATA
+    array = node.array
     if array is not None:
         names = None if array.names is None else [(name,) for name in array.names]
         kind, data = ARRAY, (_ARRAY, ((), names, array.manifests, array.dimensions))

@@ -196,7 +196,8 @@ class SessionView:
 
     def among(self, node_ids: Collection[bytes]) -> list[ViewedNode]:
         """Return the nodes with these ids, ordered by path."""
-        changed, stored = self.session.nodes, self.parent.nodes
+        changed = self.session.nodes
+        stored = self.parent.nodes
         there = {path: node.node_id for path, node in changed.items() if node is not None}
         there |= {path[1:]: stored[path].node_id for path in stored if path[1:] not in changed}
         paths = sorted(path for path, node_id in there.items() if node_id in node_ids)

@@ -117,7 +117,8 @@ class SessionStore:
         if isinstance(source := entity.source, Inline):
             yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
-        inner, condition = source.byte_range.narrow(byte_range), condition_of(source.version)
+        inner = source.byte_range.narrow(byte_range)
+        condition = condition_of(source.version)
         async with self.session.store.stream(source.ref, inner, if_match=condition) as pieces:
             yield pieces
 
@@ -227,7 +228,8 @@ class SessionStore:
             return source.data[wanted.start : wanted.stop]
         if not wanted.length:
             return b""
-        inner, condition = source.byte_range.narrow(wanted), condition_of(source.version)
+        inner = source.byte_range.narrow(wanted)
+        condition = condition_of(source.version)
         found = await self.session.store.get(source.ref, inner, if_match=condition, kind=kind)
         if not isinstance(found, Found) or found.byte_range != inner:
             raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
@@ -273,7 +275,8 @@ class _SessionListing:
     bucket: str
 
     async def run(self) -> AsyncGenerator[Listed]:
-        folded, window = None, self.window
+        folded = None
+        window = self.window
         for block in await asyncio.to_thread(self._blocks):
             if (start := window.fold(block.start)) is None:
                 async for listed in self._list(block):

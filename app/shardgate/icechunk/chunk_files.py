@@ -18,8 +18,6 @@ from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
 _MAX_STATS: Final = 256
 """More chunk files than this are looked up by listing instead of one request each."""
 _PAGE: Final = 1000
-_LISTED_PER_CHUNK: Final = 100
-"""Names listed per wanted chunk file before single requests become cheaper."""
 
 
 async def put_chunk(store: ObjectStore, opened: OpenedRepository, body: bytes) -> bytes:
@@ -68,7 +66,8 @@ async def _list(
     listed = store.list(repository.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
     found = dict[bytes, int]()
     left = set(wanted)
-    for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
+    # After 100 names listed for each wanted one, single requests are cheaper.
+    for _ in range(1 + 100 * len(wanted) // _PAGE):
         page = await take(listed, _PAGE)
         for each in page:
             chunk_id = decode_id(each.ref.key.rpartition("/")[2])

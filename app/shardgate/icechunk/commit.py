@@ -61,12 +61,8 @@ from shardgate.icechunk.repo_swap import RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from shardgate.read.budget import ByteBudget
 
-_LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
-_MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
-_MEMORY_PER_CHANGE: Final = 256
-_MAX_HELD_NBYTES: Final = 16 * 1024**2
 _PUTS_AT_ONCE: Final = 64
 SHORT_NBYTES: Final = 32 * 1024
 """Size of files and changes up to which they are processed on the event loop."""
@@ -212,7 +208,8 @@ class PreparedFiles:
             name = self._repository.file(file.kind, file.object_id)
             demand_readable(name, file.data, self._repository.limit_nbytes)
             nbytes += len(file.data)
-        if self.nbytes + nbytes <= _MAX_HELD_NBYTES:
+        # Many small files cost one wait together; large ones would only take memory.
+        if self.nbytes + nbytes <= 16 * 1024**2:
             self._held |= {(file.kind, file.object_id): file for file in files}
             self.nbytes += nbytes
         else:
@@ -332,7 +329,7 @@ class CommitBuilder:
     ) -> Rewritten:
         opened = self.opened
         needed = sorted(await run_in_thread(needed_manifests, array, is_long=self._is_long))
-        nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
+        nbytes = 256 * len(array.changes.coords)  # columns, sorted and merged
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         count = sum(known[each].num_chunk_refs for each in needed if each in known)
         is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * SHORT_NBYTES or count > _FEW
@@ -404,14 +401,14 @@ class CommitBuilder:
         nbytes = 0
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip.snapshot_id, "too_many_commits")
-        for batch in batched(wanted, _LOGS_AT_ONCE):
+        for batch in batched(wanted, 8):  # so that a limit is noticed early
             read = await bounded_gather(self._find_log, batch)
             found = [log for log in read if log is not None]
             if len(found) < len(read):
                 self._refuse(tip.snapshot_id, "missing_transaction_log")
             logs += found
             nbytes += sum(log.nbytes for log in found)
-            if nbytes > _MAX_LOG_NBYTES:
+            if nbytes > 256 * 1024**2:  # beside what other commits hold
                 self._refuse(tip.snapshot_id, "too_many_changes")
         return [*logs, *ahead.values()]
 

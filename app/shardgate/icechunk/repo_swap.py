@@ -60,15 +60,9 @@ from shardgate.read.containers import Dataset
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
-_COPIES: Final = 2
 _BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
-_YEAR_3000_MS: Final = 32_503_680_000_000
 SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
-_CHECKED_S: Final = 600
-"""Interval of the comparisons of clocks."""
-_SET_S: Final = 1.0
-"""A clock that moves further than this against the steady one was set."""
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
@@ -174,7 +168,8 @@ class RepoSwaps:
         return file
 
     def _name_backup(self) -> str:
-        number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
+        # Counts down to the year 3000, so that newer names sort before older ones.
+        number = max(0, 32_503_680_000_000 - self.now_us() // 1000)
         return f"repo.{number:014d}.{encode_id(new_object_id())}"
 
     async def update[T](
@@ -216,7 +211,8 @@ class RepoSwaps:
         ref = opened.repo
         limit = opened.repository.limit_nbytes
         payload_nbytes = len(file.info.payload)
-        weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
+        # The file before and the one after are in memory at the same time.
+        weight = 2 * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
         async with self.fetch.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
             prepared = await opened.decode_in_thread(ref, prepare, is_long=file.info.is_long)
@@ -266,9 +262,10 @@ class RepoSwaps:
         steady_s = self.fetch.clock()
         offset_s = self.clock() - steady_s
         last = self._clock_checks.get(written.bucket)
-        if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > _SET_S:
+        # A clock that moves by more than a second against the steady one was set by somebody.
+        if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > 1.0:
             await demand_clock(self.store, written, began_s)
-            self._clock_checks[written.bucket] = _ClockCheck(steady_s + _CHECKED_S, offset_s)
+            self._clock_checks[written.bucket] = _ClockCheck(steady_s + SKEW_S, offset_s)
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:

@@ -43,9 +43,7 @@ from shardgate.formats.surveying import Listing, RefDescription
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.listing import Root, list_names
 
-_BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20
-_FILES_AT_ONCE: Final = 100
 _SEPARATOR: Final = "~"
 
 
@@ -127,9 +125,7 @@ class OpenedRepository:
     ) -> AsyncGenerator[SnapshotInfo]:
         listed = await self.decode_in_thread(self.repo, partial(info.ancestry, snapshot_id))
         ancestors = listed or iter(())
-        while batch := await self.decode_in_thread(
-            self.repo, lambda: list(islice(ancestors, _BATCH))
-        ):
+        while batch := await self.decode_in_thread(self.repo, lambda: list(islice(ancestors, 64))):
             for each in batch:
                 yield each
 
@@ -304,7 +300,8 @@ async def read_operations(
     place = _parse_position(after)
     newer = None
     operations: list[Operation] = []
-    for _ in range(_FILES_AT_ONCE):
+    # Each file takes a request: a page may end before *limit* operations are found.
+    for _ in range(100):
         ref = opened.repo
         info = await opened.info()
         if info is None:

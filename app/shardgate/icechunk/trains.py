@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts, run_in_thread
 from shardgate.errors import CommitConflictError, ShardgateError, StorageError, UnknownRefError
@@ -45,9 +45,6 @@ from shardgate.icechunk.repository import OpenedRepository, read_snapshot
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
-
-_MAX_COMMITS: Final = 32
-_LONGEST_WAIT_S: Final = 0.25
 
 type _Branch = tuple[ObjectRef, str]
 """A repository, and the name of a branch."""
@@ -304,13 +301,14 @@ class Committer:
         try:
             while True:
                 departed_at = clock()
-                commits = queue.take(_MAX_COMMITS)
+                commits = queue.take(32)  # no caller waits long for the files of all others
                 opened = commits[0].builder.opened
                 tip = _newest_tip(commits, arrived_at)
                 await Train(self.swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
                 if len(commits) + len(queue.requests) > 1:
-                    await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
+                    # Callers of the last train come back now, and can share the next one.
+                    await queue.fill(min(0.25, arrived_at - departed_at))
                 if not queue.requests:
                     return
         finally:

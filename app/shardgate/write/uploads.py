@@ -32,7 +32,6 @@ from shardgate.write.writer import KeyWrite, Writer
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
-_UPLOAD_MAX_AGE_S: Final = 24 * 3600.0
 _RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
@@ -236,8 +235,9 @@ class Uploads:
                 continue
             if (began_s := int(parsed[1], 16)) > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
                 break
+            # A client may pause an upload for a day; a part that it adds is as young as that.
             age_s = now_s - (each.modified_s or began_s)
-            if age_s > (_RECORD_MAX_AGE_S if kind == "done" else _UPLOAD_MAX_AGE_S):
+            if age_s > (_RECORD_MAX_AGE_S if kind == "done" else 24 * 3600.0):
                 stale.append(each.ref)
         return stale
 

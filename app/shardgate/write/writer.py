@@ -50,7 +50,6 @@ from shardgate.storage.contract import (
 from shardgate.write.rewrite import ChunkChange, Rewrites
 
 _AT_ONCE: Final = 16
-_IN_THREAD_NBYTES: Final = 32 * 1024
 _PRESENT_S: Final = 5.0
 """Metadata cached for longer are read again before a write."""
 _ABSENT_S: Final = 1.0
@@ -333,7 +332,7 @@ async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
     body = write.body
     if body is not None:
         encode = partial(shard.encode, entry, body, coding=write.headers.coding)
-        body = await run_in_thread(encode, is_long=len(body) > _IN_THREAD_NBYTES)
+        body = await run_in_thread(encode, is_long=len(body) > 32 * 1024)
     return ChunkChange(write.key, entry, body, write.demand)
 
 

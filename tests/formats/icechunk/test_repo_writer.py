@@ -389,12 +389,12 @@ def test_rewrite_of_a_changed_file_copies_what_is_read(made: list[Change]) -> No
     try:
         info = decode(envelope(reduce(lambda data, change: change(data), made, data), REPO_INFO))
         after = decode(seal_repo(rewrite_repo(info, [NEW_BRANCH], 2**57, "repo.1.A")))
-        snapshots = info.snapshots()
+        read = info.snapshots()
         updates = info.updates()
     except (DecodeError, ClockSkewError):
         return
 
-    assert sorted(map(repr, after.snapshots())) == sorted(map(repr, snapshots))
+    assert sorted(map(repr, after.snapshots())) == sorted(map(repr, read))
     found = [replaced(each, backup_path=None) for each in after.updates()[1:]]
     assert found == [replaced(each, backup_path=None) for each in updates[: len(found)]]
 

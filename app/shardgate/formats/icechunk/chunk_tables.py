@@ -35,19 +35,10 @@ ARRAY_CHUNKS: Final = TableType(NODE_ID.required("node_id"), POSITION)
 
 _VTABLE_NBYTES: Final = 6
 """Size of the least vtable that has the first field."""
-_MEMORY_PER_TABLE: Final = 64
-_MEMORY_PER_COORDINATE: Final = 16
-_ARRAY_STEPS: Final = 8
-"""Steps for an array, beside those of its table."""
 _PER_STEP: Final = 8
 """Tables, or coordinates, that numpy reads in a step."""
 _ALIGN: Final = 8
-_ABSENT: Final = -(2**62)
 _WORD: Final = U32.size
-_COPIED: Final = 2**18
-"""Words of vectors copied at a time."""
-_RUN: Final = 64
-"""Number of adjacent vectors on average from which they are copied at once."""
 _END_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 """Bytes of the last word of a vector that belong to it, by its length modulo 4."""
 
@@ -73,8 +64,8 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
         start, count = reader.vector(required(chunks, vector), 4)
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
-        reader.spend(count * _MEMORY_PER_TABLE)
-        reader.steps.spend(_ARRAY_STEPS + count // _PER_STEP)
+        reader.spend(count * 64)  # three columns, and arrays for a while
+        reader.steps.spend(8 + count // _PER_STEP)  # beside those of its table
         parts.setdefault(node_id, []).append((start // 4, count))
     found: list[tuple[bytes, int, int]] = []
     stop = 0
@@ -98,7 +89,7 @@ def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
         located[1, block] = (index >> 2) + 1
         located[2, block] = walk.count(index)
     coordinate_count = int(located[2].sum(dtype=np.uint64))
-    reader.spend(coordinate_count * _MEMORY_PER_COORDINATE)
+    reader.spend(coordinate_count * 16)  # for columns, cell numbers and their order
     reader.steps.spend(coordinate_count // _PER_STEP)
     return located
 
@@ -185,7 +176,8 @@ def read_rows(reader: FlatBufferReader, kind: TableType, tables: Places) -> Rows
     if (tables + sizes[inverse] > len(data)).any():
         raise DecodeError("damaged FlatBuffer: a table reaches out of it")
     places = np.array([layout.places for layout in layouts], np.int64)
-    places = np.where(places, places, _ABSENT).reshape(len(layouts), len(kind.fields))
+    # So that the position of an absent field is negative.
+    places = np.where(places, places, -(2**62)).reshape(len(layouts), len(kind.fields))
     return Rows(data, kind, tables, places.take(inverse, axis=0) + tables[:, None])
 
 
@@ -283,14 +275,16 @@ def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> 
     words = np.frombuffer(data + bytes(-len(data) % _WORD), "<u4")
     copied = np.empty(int(lengths.sum()), np.uint32)
     runs = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-    if len(runs) < len(starts) // _RUN:
+    # Slices are faster only for runs of 64 vectors and more.
+    if len(runs) < len(starts) // 64:
         for first, last in pairwise([0, *runs.tolist(), len(starts)]):
             begin = int(stops[first] - lengths[first])
             start = int(starts[first])
             piece = words[start : start + int(stops[last - 1]) - begin]
             copied[begin : begin + len(piece)] = piece
         return copied
-    turns = np.searchsorted(stops, np.arange(_COPIED, len(copied), _COPIED))
+    # 2^18 words at a time, so that the indexes take little memory.
+    turns = np.searchsorted(stops, np.arange(2**18, len(copied), 2**18))
     edges = np.unique([0, *turns.tolist(), len(stops)])
     for first, last in pairwise(edges.tolist()):
         begin, end = int(stops[first] - lengths[first]), int(stops[last - 1])

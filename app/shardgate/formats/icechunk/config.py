@@ -25,7 +25,6 @@ from shardgate.formats.reading import DecodeError
 from shardgate.model import check_integer
 
 _CONTAINERS: Final = "virtual_chunk_containers"
-_NULL: Final = "tag:yaml.org,2002:null"
 _MAX_DEPTH: Final = 32
 _MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
@@ -160,7 +159,7 @@ def _plain(node: Node | None) -> Json:
             if not all(isinstance(key, ScalarNode) for key, _ in node.value):
                 raise DecodeError("unsupported YAML: a key is not a string")
             return {key.value: _plain(item) for key, item in node.value}
-        case ScalarNode() if node.tag != _NULL:
+        case ScalarNode() if node.tag != "tag:yaml.org,2002:null":
             node.value.encode()
             return node.value
     return None

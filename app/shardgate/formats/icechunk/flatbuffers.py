@@ -26,11 +26,6 @@ MAGIC: Final = "ICE🧊CHUNK".encode()
 _VERSION_AT: Final = 36
 _COMPRESSION_AT: Final = 38
 _VERSIONS: Final = (1, 2)
-_WRITER: Final = b"shardgate"
-_LEVEL: Final = 3
-_THREADS: Final = 2
-_SHARED_NBYTES: Final = 8 * 1024**2
-"""Size of the payloads that threads share; for smaller ones they only add processor time."""
 
 U16: Final = Struct("<H")
 U32: Final = Struct("<I")
@@ -43,17 +38,11 @@ _MEMORY_PER_LIMIT: Final = 4
 _LEAST_MEMORY_NBYTES: Final = 256 * 1024
 _LEAST_LIMIT_NBYTES: Final = 1024**2
 """Smaller limits bound the size of files, but not the memory to decode them."""
-_DEFAULT_LIMIT_NBYTES: Final = 2**29
 TABLE_NBYTES: Final = 256
-_LAYOUT_NBYTES: Final = 1024
 ITEM_NBYTES: Final = 128
-_TARGET_NBYTES: Final = 64
-"""Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
 STRING_PER_BYTE: Final = 4
 TABLE_STEPS: Final = 4
 """Steps for a table, of about 0.5 µs; one more for a text or an offset."""
-_LAYOUT_STEPS: Final = 32
-"""Steps for a vtable."""
 _MOST_STEPS: Final = 2**22
 """Steps that any file may take: a snapshot may have 30,000 nodes, however well they compress."""
 _STEPS_PER_STORED_BYTE: Final = 4
@@ -61,10 +50,7 @@ _STEPS_PER_STORED_BYTE: Final = 4
 its id does not compress, and a node of an array about two."""
 _BYTES_PER_STEP: Final = 32
 """Decompressed bytes for a further step."""
-_DOCUMENT_STEPS: Final = 64
-"""Steps for a document of a node, whose bytes are counted as well."""
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
-_IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
 _KEPT_LAYOUTS: Final = 1024
 
@@ -144,7 +130,7 @@ class FlatBufferReader:
     def __init__(
         self,
         data: bytes,
-        limit_nbytes: int = _DEFAULT_LIMIT_NBYTES,
+        limit_nbytes: int = 2**29,
         version: int = 2,
         *,
         stored_nbytes: int | None = None,
@@ -173,7 +159,7 @@ class FlatBufferReader:
 
     def spend_document(self, nbytes: int) -> None:
         """Count a document of *nbytes*. No writer shares any, so that all fit into the payload."""
-        self.steps.spend(_DOCUMENT_STEPS)
+        self.steps.spend(64)  # beside those for its bytes
         self._documents.spend(nbytes)
 
     def root(self, kind: TableType) -> list[Any]:
@@ -194,7 +180,7 @@ class FlatBufferReader:
     def targets(self, at: int) -> list[int]:
         """Return the positions that the offsets in the vector at *at* lead to."""
         start, count = self.vector(at, U32.size)
-        self.check(count * _TARGET_NBYTES)
+        self.check(count * 64)  # two Python integers, and their places in lists
         self.steps.spend(count)
         offsets = struct.unpack_from(f"<{count}I", self.data, start)
         return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
@@ -248,8 +234,8 @@ class FlatBufferReader:
 
     def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
         """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
-        self.spend(_LAYOUT_NBYTES)
-        self.steps.spend(_LAYOUT_STEPS)
+        self.spend(1024)  # memory of a `TableLayout`, as measured
+        self.steps.spend(32)
         stop = vtable + self._number(U16, vtable)
         size = 2 * len(kind.fields)
         slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
@@ -291,7 +277,7 @@ class FlatBufferWriter:
     """Writes a FlatBuffer front to back: each table before what its offsets lead to."""
 
     def __init__(self) -> None:
-        self.data = bytearray(U32.size) + _IDENTIFIER
+        self.data = bytearray(U32.size) + b"Ichk"  # the identifier of the schema
         self._layouts: dict[tuple[TableType, tuple[bool, ...]], tuple[TableLayout, int]] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
@@ -499,10 +485,11 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
     return Envelope(version, bytes(body))
 
 
-def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = _LEVEL) -> bytes:
+def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = 3) -> bytes:
     """Return a file of *payload*, a FlatBuffer, compressed as the library requires."""
-    head = MAGIC + _WRITER.ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
-    threads = _THREADS if len(payload) > _SHARED_NBYTES else 0
+    head = MAGIC + b"shardgate".ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
+    # For smaller payloads threads only add processor time.
+    threads = 2 if len(payload) > 8 * 1024**2 else 0
     return head + zstandard.ZstdCompressor(level, threads=threads).compress(payload)
 
 

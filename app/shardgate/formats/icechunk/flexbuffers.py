@@ -26,9 +26,7 @@ two million are fewer only than those of a value of megabytes.
 """
 _BYTES_PER_STEP: Final = 4
 VALUE_STEPS: Final = 2
-_VALUE_NBYTES: Final = 24
 _CONTAINER_NBYTES: Final = 56
-_KEY_NBYTES: Final = 48
 _WIDTHS: Final = (1, 2, 4, 8)
 _FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
 
@@ -88,7 +86,7 @@ class _FlexReader:
         return self._value(len(self._data) - 2 - _check_width(width), width, packed, 0)
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
-        self._spend(_VALUE_NBYTES)
+        self._spend(24)  # memory of a small Python object
         self._steps.spend(VALUE_STEPS)
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
@@ -145,7 +143,7 @@ class _FlexReader:
         stop = self._data.find(0, at) if at >= 0 else -1
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
-        self._spend(_KEY_NBYTES)
+        self._spend(48)  # memory of a `str` beside its text
         self._steps.spend(VALUE_STEPS)
         return _decode_text(self._slice(at, stop - at))
 

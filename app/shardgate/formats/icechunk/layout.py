@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -67,10 +67,6 @@ from shardgate.model import (
     VirtualKey,
 )
 
-_VIEW_REVISION: Final = "u1"
-"""Part of ETags; to be changed when the same snapshot is served in another form."""
-_NOWHERE: Final = ObjectRef("", "")
-
 
 class KeyBlock[N](NamedTuple):
     """Keys of a node that follow one another: its document, or all its chunks."""
@@ -91,11 +87,6 @@ class _FoundNode(NamedTuple):
     path: str
     node: SnapshotNode
     rest: str
-
-
-_WITH_SLASHES: Final = ("s3:", "s3+", "memory:")
-"""Buckets at whose root Icechunk before 2.1 wrote keys that begin with a slash, ``/repo``; those of
-``memory:`` are for tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +114,9 @@ class Icechunk:
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; its existence is cached without expiry."""
         layout = await self._open(directory, fetch)
-        if layout is None and not directory.key and directory.bucket.startswith(_WITH_SLASHES):
+        # Icechunk before 2.1 wrote ``/repo`` at the root of a bucket; ``memory:`` is for tests.
+        has_slash = directory.bucket.startswith(("s3:", "s3+", "memory:"))
+        if layout is None and not directory.key and has_slash:
             layout = await self._open(directory._replace(key="/"), fetch)
         return layout
 
@@ -379,7 +372,8 @@ class RepositoryLayout(Layout):
             found = await self._lookup(node, key, fetch)
             if found is None or node.document.array or not isinstance(found[1], Virtual):
                 raise
-            return Referenced(Part(_NOWHERE, found[1].byte_range), "", is_immutable=False)
+            # Nothing reads the place; a listing needs its length.
+            return Referenced(Part(ObjectRef("", ""), found[1].byte_range), "", is_immutable=False)
 
     async def _locate_chunk(
         self, node: SnapshotNode, key: str, fetch: Fetch
@@ -452,7 +446,8 @@ def key_blocks[N](
 
 
 def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
-    etag = ETag(f'"{encode_id(snapshot.object_id)}-{_VIEW_REVISION}"')
+    # "u1" is to be changed when the same snapshot is served in another form.
+    etag = ETag(f'"{encode_id(snapshot.object_id)}-u1"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
 
 

@@ -56,10 +56,10 @@ _COLUMNS: Final = (
 """Columns of `Payloads`, the fields of `ChunkRef` that they have, and types of those that are no
 offsets of vectors.
 """
-_ETAG_SLOT: Final = 6
-_MODIFIED_SLOT: Final = 7
 _VTABLE_NBYTES: Final = 24
 _SLOTS: Final = 10
+_CHECK_SLOTS: Final = {"etag": 6, "modified": 7}
+"""Slots of `ChunkRef` after the index for a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +333,8 @@ def write_references(coords: Coords, rows: NDArray[Any], vectors: Vectors) -> li
         tagged = np.flatnonzero(rows["etag"])
         tables["check"] = rows["modified"]
         tables["check"][tagged] = offsets_to("etag", "check", tagged)
-        forms += _MODIFIED_SLOT * (rows["modified"] > 0)
-        forms[tagged] = rows["kind"][tagged] * _SLOTS + _ETAG_SLOT
+        forms += _CHECK_SLOTS["modified"] * (rows["modified"] > 0)
+        forms[tagged] = rows["kind"][tagged] * _SLOTS + _CHECK_SLOTS["etag"]
     found = np.unique(forms)
     tables["vtable"] = _VTABLE_NBYTES * np.searchsorted(found, forms)
     vtables = np.zeros((len(found), _VTABLE_NBYTES // 2), "<u2")

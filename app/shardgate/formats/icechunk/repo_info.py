@@ -45,9 +45,6 @@ NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
-_REF_NBYTES: Final = 256
-_SHORT_NBYTES: Final = 32 * 1024
-_ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _REF: Final = TableType(TEXT.required("name of a ref"), UINT32)
@@ -93,7 +90,7 @@ class SnapshotInfo(NamedTuple):
     def nbytes(self) -> int:
         items = self.metadata.items
         texts = 4 * len(self.message) + sum(4 * len(name) + len(value) for name, value in items)
-        return _ITEM_NBYTES * (1 + len(items)) + texts
+        return 1024 * (1 + len(items)) + texts  # a KiB for the Python objects of each item
 
     @property
     def snapshot_id(self) -> str:
@@ -354,12 +351,13 @@ class RepoInfo:
     def nbytes(self) -> int:
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
-        return len(self.payload) + _REF_NBYTES * refs + config_nbytes
+        refs_nbytes = 256 * refs  # Python objects
+        return len(self.payload) + refs_nbytes + config_nbytes
 
     @property
     def is_long(self) -> bool:
         """True if a look-up may hold up the event loop."""
-        return len(self.payload) > _SHORT_NBYTES
+        return len(self.payload) > 32 * 1024  # some 200 snapshots, a millisecond
 
     def deleted_tags(self) -> list[str]:
         """Return the names of deleted tags, which cannot be used again."""

@@ -40,7 +40,6 @@ from shardgate.formats.surveying import Listing
 from shardgate.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
 
 REPO: Final = "repo"
-_REF_NBYTES: Final = 64 * 1024
 _MARKS: Final = re.compile(r"^@?(branch\.|tag\.)?")
 _ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
 
@@ -169,7 +168,7 @@ class FileRefs:
 
     def read(self, ref: Branch | Tag) -> Read[RefFile]:
         name = self.directory.join(f"refs/{type(ref).__name__.lower()}.{ref.name}/ref.json")
-        read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
+        read = Read("ref", name, ByteRange(0, 64 * 1024), read_ref_file)  # it has 30 bytes
         # The file of the branch main marks a repository, as the file repo does.
         return read._replace(kind=REPO) if ref == MAIN else read
 

@@ -45,7 +45,6 @@ from shardgate.formats.zarr.metadata import chunk_keys, parse_node
 
 ARRAY: Final = 1
 GROUP: Final = 2
-_MOST_REASONS: Final = 3
 
 _DIMENSION: Final = TableType(UINT64, UINT32)
 _NAME: Final = TableType(TEXT)
@@ -319,7 +318,7 @@ class Snapshot:
         """Reasons why arrays are not served unsharded, of the first few."""
         documents = {p: n.document for p, n in self.nodes.items() if isinstance(n, SnapshotNode)}
         reasons = (f"/{p}: {d.why_sharded}" for p, d in documents.items() if d.why_sharded)
-        return "; ".join(islice(reasons, _MOST_REASONS))
+        return "; ".join(islice(reasons, 3))  # enough to understand the others
 
     def find(self, path: str) -> tuple[str, str] | None:
         """Return the path of the node at or above *path*, and the rest of *path*."""

@@ -92,15 +92,11 @@ MAX_AGE_S: Final = 7 * 24 * 3600.0
 
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
-_RENEWALS: Final = 24
-"""Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
 _YOUNG_S: Final = 3600.0
 """Age up to which chunk files are not looked up: garbage collection that is set up right spares
 them."""
 _MAX_NAMED: Final = 10
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
-_COMMIT_S: Final = 30.0
-"""Longest wait of a write for the commit of its session."""
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
     CommitConflictError,
@@ -203,7 +199,8 @@ class Session:
     def renewed(self, document: SessionDocument) -> SessionDocument:
         """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
         until_s = min(self.clock() + LIFETIME_S, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < LIFETIME_S / _RENEWALS:
+        # Each renewal writes the document: at most 24 in a `LIFETIME_S`.
+        if until_s - document.expires_at_s < LIFETIME_S / 24:
             return document
         return replace(document, expires_at_s=until_s)
 
@@ -319,7 +316,8 @@ class Session:
     async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
         try:
-            async with asyncio.timeout(_COMMIT_S):
+            # Longer, and the process that commits has probably ended.
+            async with asyncio.timeout(30.0):
                 view = await self._wait_for_commit()
         except TimeoutError:
             raise BusyError("a commit of the session was interrupted: commit it again") from None

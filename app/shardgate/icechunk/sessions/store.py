@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -68,8 +67,6 @@ from shardgate.storage.contract import (
     plan_spans,
     stream_of,
 )
-
-_LISTED_AT_ONCE: Final = 256
 
 type _Journaled = dict[tuple[int, ...], ListedEntry]
 
@@ -327,7 +324,7 @@ class _SessionListing:
                 return None
             return await self._look_up(ChunkAddress(node, coords), key, journaled.get(coords))
 
-        while batch := await asyncio.to_thread(lambda: list(islice(walk, _LISTED_AT_ONCE))):
+        while batch := await asyncio.to_thread(lambda: list(islice(walk, 256))):
             for listed in await bounded_gather(look_up, batch):
                 if listed is not None:
                     yield listed

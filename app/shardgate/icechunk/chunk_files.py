@@ -36,6 +36,7 @@ async def chunk_lengths(
     """Return the lengths in bytes of those chunk files of *wanted* that exist."""
     if len(wanted) <= _MAX_STATS:
         return await _stat(store, repository, wanted)
+    # A listing for each of 32 letters can run beside the others.
     by_letter = await asyncio.to_thread(_group_by_letter, wanted)
     parts = await bounded_gather(partial(_list, store, repository), by_letter)
     lengths: dict[bytes, int] = {}

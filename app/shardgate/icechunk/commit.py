@@ -261,6 +261,7 @@ class CommitBuilder:
         may_be_empty = request.allow_empty
         tip_id = tip.snapshot_id
         base = await self._read_base(tip, tip_id)
+        # The branch has moved since the changes were made.
         if tip_id != request.parent_id:
             if request.amend:
                 self._refuse(tip_id, "branch_moved")
@@ -330,6 +331,7 @@ class CommitBuilder:
         opened = self.opened
         needed = sorted(await run_in_thread(needed_manifests, array, is_long=self._is_long))
         nbytes = 256 * len(array.changes.coords)  # columns, sorted and merged
+        # Sizes are those of compressed files, of which columns take up to 16 times.
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         count = sum(known[each].num_chunk_refs for each in needed if each in known)
         is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * SHORT_NBYTES or count > _FEW
@@ -340,6 +342,7 @@ class CommitBuilder:
             name = opened.directory.join(f"manifests ({array.path})")
             rewritten, contents = await opened.decode_in_thread(name, rewrite, is_long=is_long)
             limit = opened.repository.limit_nbytes
+            # Decoded at once for the next commit, but not if that would take long.
             is_decoded = not is_large(files.nbytes + sum(map(len, contents.values())))
             prepare = partial(_manifest_files, contents, limit, is_decoded=is_decoded)
             new = await run_in_thread(prepare, is_long=is_long)

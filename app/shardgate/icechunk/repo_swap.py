@@ -152,6 +152,7 @@ class RepoSwaps:
         if not isinstance(found, Found):
             self.fetch.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
+        # The store is always asked; what is cached only spares decoding.
         known = self.fetch.decoded(read, found.etag)
         if known is None or (info := known.spec) is None:
             self.fetch.forget(ref)
@@ -196,6 +197,7 @@ class RepoSwaps:
                 current = await self.read(opened)
             return await self._swap(opened, plan, current)
 
+        # Callers in this process take turns, in place of losing the race against each other.
         async with self._turns.setdefault(opened.repo, asyncio.Lock()):
             prepared = await retry_conflicts(attempt, Conflict, opened.repo, backoff=self.backoff)
         return prepared.answer
@@ -308,12 +310,14 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
     await _check_empty(swaps, root)
     now_us = swaps.now_us()
     log = write_transaction_log(ROOT_ID, _NO_CHANGES)
+    # The log and the snapshot first: ``repo``, which makes it a repository, must not lead nowhere.
     if await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT) is not CONFLICT:
         await demand_clock(store, root.join(_TRANSACTION_LOG), began_s)
     metadata = encode_metadata(ROOT_METADATA)
     first = StoredSnapshot(ROOT_ID, {}, {}, now_us, ROOT_MESSAGE, metadata)
     snapshot = write_snapshot(first)
     if await store.put(root.join(_SNAPSHOT), [snapshot], expected=ABSENT) is CONFLICT:
+        # An attempt that stopped halfway has written it: the time in ``repo`` must be the same.
         now_us = await _read_flushed_at_us(swaps, root.join(_SNAPSHOT))
     try:
         data = create_repo(now_us, max(now_us, swaps.now_us()))

@@ -243,6 +243,7 @@ async def read_refs(
     """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
     await opened.info()
     refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
+    # The listing has no order; there are few refs.
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
     return ListPage(page, names[limit - 1] if len(names) > limit else None)

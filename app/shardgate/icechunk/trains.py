@@ -142,6 +142,7 @@ class Train:
 
         def plan(file: RepoFile) -> Planned[_LookUp | None]:
             found = look(file)
+            # One was made before, or the branch has moved: begin again on what was found.
             if found.outcomes or found.tip is None or found.tip.snapshot != tip.snapshot:
                 return Planned(found)
             return Planned(None, changes)
@@ -173,6 +174,7 @@ class Train:
                     continue
                 prepared = await commit.builder.build(tip, files)
             except Exception as error:  # noqa: BLE001  passed to the caller
+                # It may have failed because of a commit before it, which the swap decides about.
                 if tip.ahead:
                     outcomes[commit] = error
                 else:
@@ -306,6 +308,7 @@ class Committer:
                 tip = _newest_tip(commits, arrived_at)
                 await Train(self.swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
+                # A client that commits alone does not wait for others.
                 if len(commits) + len(queue.requests) > 1:
                     # Callers of the last train come back now, and can share the next one.
                     await queue.fill(min(0.25, arrived_at - departed_at))

@@ -105,6 +105,7 @@ def sort_changes(
             if entry not in made:
                 names = _names(shard, old, entry)
             else:
+                # A change of the same rewrite is in no version that a client can know.
                 names = () if made[entry] is None else (_unseen_etag(),)
             if (reason := change.demand(names)) is not None:
                 refused[change] = reason
@@ -167,6 +168,7 @@ class Rewrites:
         """Return when `done` of each change of *request* has its outcome; changes are durable."""
         queue = self._queues.get(shard)
         if queue is None:
+            # The rewrite runs on its own: it must not end with the caller that began it.
             queue = self._queues[shard] = BatchQueue()
             self._running.start(shard, partial(self._run, shard, queue))
         queue.add(request)
@@ -377,6 +379,7 @@ def _append(before: int, crc: int, nbytes: int) -> int:
 
     The CRC is linear: the bytes after change that of zeros in their place by their own.
     """
+    # What the same number of zeros after nothing would give, which the sum must not have twice.
     nothing = 0
     for at in range(0, nbytes, len(_ZEROS)):
         zeros = _ZEROS[: nbytes - at]

@@ -131,6 +131,7 @@ class Uploads:
             dataset, key = await self._route(upload.dataset, upload.key)
             write = KeyWrite(key, body, headers, completion.demand)
             etag = await self._writer.put(dataset, write)
+        # The response to an earlier completion may have been lost.
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
             done = await self._record(upload.object("done"))
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
@@ -180,6 +181,7 @@ class Uploads:
                 raise _missing(part)
         nbytes = sum(sizes[part] for part in parts)
         self._check_total(nbytes)
+        # The parts, and the body that they are joined to.
         await held.reserve(2 * nbytes)
         body = b"".join(await bounded_gather(read, parts))
         await held.reserve(len(body))
@@ -233,6 +235,7 @@ class Uploads:
             upload_id, _, kind = each.ref.key.removeprefix(folder.key).partition(".")
             if (parsed := _ID.fullmatch(upload_id)) is None:
                 continue
+            # Ids begin with the time: all that follow are younger.
             if (began_s := int(parsed[1], 16)) > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
                 break
             # A client may pause an upload for a day; a part that it adds is as young as that.

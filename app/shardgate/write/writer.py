@@ -248,6 +248,7 @@ class Writer:
         outcomes: dict[VirtualKey, Outcome] = {}
         shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, ChunkChange]] = defaultdict(dict)
         objects: list[tuple[Document | Whole, KeyWrite]] = []
+        # The last write of each key.
         for number, each in enumerate({each.key: each for each in writes}.values()):
             await yield_to_loop(number)
             try:
@@ -289,6 +290,7 @@ class Writer:
             target = await self._routes.target(dataset, key, tracker)
             absent_s = inf
             if isinstance(target, Whole | Stray):
+                # A key like a chunk's names an object only if no array was created a moment ago.
                 is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
                 absent_s = 0 if is_doubtful else _ABSENT_S
             await tracker.confirm_older(began_at, _PRESENT_S, absent_s)
@@ -375,6 +377,7 @@ class Eraser:
         checked = None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
             path = root.key_of(each.ref).rpartition("/")[0]
+            # Objects of one folder follow one another, and are written alike.
             if path != checked:
                 checked = path
                 await self._check_writable(dataset, f"{path}/_")

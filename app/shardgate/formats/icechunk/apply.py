@@ -193,6 +193,7 @@ def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNod
         if path in changed:
             raise ConflictError(f"{path}: there is a node already")
         changed[path] = StoredNode(node_id, path, document, _read_array(path, document))
+    # Only groups that this commit touches are checked: the library leaves nodes in none.
     entered = {path for path, _ in changes.new.values()}
     left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
     _check_groups(changed, entered, left)
@@ -293,6 +294,7 @@ def _plan_rewrite(
     _check_chunks(node.path, grid, chunks)
     old = node.array.manifests
     if before is not None and before.array is not None and len(before.array.grid) != len(grid):
+        # With another number of dimensions no old chunk keeps its coordinates: all leave.
         leaving, old = old, ()
     else:
         # Early writers gave scalars a dimension.

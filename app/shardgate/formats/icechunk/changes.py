@@ -160,6 +160,7 @@ class _Editing:
         if old is None:
             insort(self._paths, each.path)
             self._ids[each.path] = self._new_id()
+        # The same document again is no change, neither here nor for the library.
         elif old.document != each.document:
             self._updated.add(self._ids[each.path])
         self._nodes[each.path] = each
@@ -169,6 +170,7 @@ class _Editing:
         prefix = path.rstrip("/")
         at = bisect_left(self._paths, path)
         start = bisect_left(self._paths, prefix + "/")
+        # All paths below come between ``prefix/`` and ``prefix0``, the next character.
         stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
         deleted = {path, *self._paths[start:stop]}
         del self._paths[start:stop]

@@ -85,6 +85,7 @@ def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
         block = slice(start, start + BLOCK)
         table = walk.follow(slots[block].astype(np.int64) << 2)
         index = walk.follow(walk.first_field(table))
+        # Positions fit into 4 bytes, as `MAX_NBYTES` is below 2^31.
         located[0, block] = table
         located[1, block] = (index >> 2) + 1
         located[2, block] = walk.count(index)
@@ -100,9 +101,11 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._nbytes = len(data)
         self._words = words_of(data)
+        # Views without a copy; bytes after the last whole number belong to no aligned table.
         self._halves = np.frombuffer(data, "<u2", len(data) // 2)
 
     def follow(self, at: Places) -> Places:
+        # Clipped in place of checked: what is out of the payload fails in `_check`.
         found = at + self._words.take(at >> 2, mode="clip")
         return self._check(found, 4, 4)
 
@@ -239,6 +242,7 @@ class Vectors:
     def add(self, data: bytes) -> int:
         """Write *data* once, and return its position, which is never 0."""
         if (place := self._places.get(data)) is None:
+            # From one to four: at least one NUL, which ends a text.
             padding = bytes(_WORD - len(data) % _WORD)
             place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
         return place
@@ -272,6 +276,7 @@ def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> 
     """Copy *lengths* words from *starts* to where *stops* end: adjacent vectors at once, if most
     are, or else a block of vectors at a time.
     """
+    # Padded, as the last vector may end within a word.
     words = np.frombuffer(data + bytes(-len(data) % _WORD), "<u4")
     copied = np.empty(int(lengths.sum()), np.uint32)
     runs = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
@@ -324,6 +329,7 @@ def write_table_vector(
     tables that have the position of their vtable among these.
     """
     count = sum(len(tables) for _, tables in batches)
+    # An even number of words, so that the tables begin at a multiple of 8.
     head = np.zeros(1 + count + (1 + count) % 2, "<u4")
     head[0] = count
     pieces: list[Bytes] = [head]
@@ -332,6 +338,7 @@ def write_table_vector(
     for vtables, tables in batches:
         places = at + len(vtables) + tables.itemsize * np.arange(len(tables))
         rows = np.arange(row, row + len(tables))
+        # So far the position of the vtable in *vtables*, from now on the distance back to it.
         tables["vtable"] = places - at - tables["vtable"]
         head[rows] = places - _WORD * rows
         pieces += vtables, tables

@@ -160,6 +160,7 @@ def _plain(node: Node | None) -> Json:
                 raise DecodeError("unsupported YAML: a key is not a string")
             return {key.value: _plain(item) for key, item in node.value}
         case ScalarNode() if node.tag != "tag:yaml.org,2002:null":
+            # Raises for a lone surrogate, which is no text: UnicodeEncodeError is a ValueError.
             node.value.encode()
             return node.value
     return None
@@ -259,6 +260,7 @@ def _search(pattern: str) -> _Matches[str]:
 def _compile(pattern: str) -> Any:
     """Compile *pattern* with RE2, whose searches take time linear in the text."""
     options = re2.Options()
+    # RE2 would write the pattern of a stranger to the standard error.
     options.log_errors = False
     options.never_capture = True
     try:

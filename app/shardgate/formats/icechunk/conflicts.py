@@ -85,6 +85,7 @@ def rebase(
         _find_places(ours, theirs),
         _find_chunks(ours, theirs, policy),
     )
+    # Each kind once for a path, whatever number of finders sees it.
     found = {(each.path, each.kind): each for finder in finders for each in finder}
     if found:
         return [found[at] for at in sorted(found)]

@@ -66,6 +66,7 @@ class Box(tuple[BoxAxis, ...]):
         for row, axis in zip(columns, self, strict=True):
             if axis.extent == 1:
                 continue
+            # In the type of the keys: the product may exceed the 4 bytes of a coordinate.
             steps = np.multiply(row - np.uint32(axis.low), dtype(axis.stride), dtype=dtype)
             np.add(keys, steps, out=keys)
         return keys
@@ -95,6 +96,7 @@ def sort_columns(columns: U32s) -> SortedRows:
         first[1:] = False
         return SortedRows(np.arange(count), first)
     if (box := Box.around(columns)) is None:
+        # Slower than one number for each row, but this box has too many cells for that.
         order = np.lexsort(columns[::-1])
         ordered = columns[:, order]
         first[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
@@ -144,6 +146,7 @@ def rows_in(coords: Coords, others: Coords) -> Mask:
         return found
     both = np.concatenate((coords, others))
     order, first = sort_columns(np.ascontiguousarray(both.T))
+    # The sort is stable: of equal rows that of *coords* comes first, and the next is no first one.
     ours = order[:-1][~first[1:]]
     found[ours[ours < len(coords)]] = True
     return found

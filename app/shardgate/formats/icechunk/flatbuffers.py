@@ -32,24 +32,13 @@ U32: Final = Struct("<I")
 I32: Final = Struct("<i")
 U64: Final = Struct("<Q")
 
-_MEMORY_PER_BYTE: Final = 32
-"""Memory per byte of payload; dense JSON takes 27 times its length, and small tables less."""
-_MEMORY_PER_LIMIT: Final = 4
-_LEAST_MEMORY_NBYTES: Final = 256 * 1024
-_LEAST_LIMIT_NBYTES: Final = 1024**2
-"""Smaller limits bound the size of files, but not the memory to decode them."""
 TABLE_NBYTES: Final = 256
+"""Memory of the Python objects for a table."""
 ITEM_NBYTES: Final = 128
+"""Memory of the Python objects for a string or a struct."""
 STRING_PER_BYTE: Final = 4
 TABLE_STEPS: Final = 4
 """Steps for a table, of about 0.5 µs; one more for a text or an offset."""
-_MOST_STEPS: Final = 2**22
-"""Steps that any file may take: a snapshot may have 30,000 nodes, however well they compress."""
-_STEPS_PER_STORED_BYTE: Final = 4
-"""Further steps for each byte of the file: a snapshot in ``repo`` takes half a step a byte, since
-its id does not compress, and a node of an array about two."""
-_BYTES_PER_STEP: Final = 32
-"""Decompressed bytes for a further step."""
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _WIDEST: Final = 8
 _KEPT_LAYOUTS: Final = 1024
@@ -57,10 +46,11 @@ _KEPT_LAYOUTS: Final = 1024
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
     """Return the limit of the memory of objects decoded from a payload, in bytes."""
-    return min(
-        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
-        max(limit_nbytes, _LEAST_LIMIT_NBYTES) * _MEMORY_PER_LIMIT,
-    )
+    # Dense JSON takes 27 times its length, and small tables less.
+    by_length = 32 * payload_nbytes + 256 * 1024
+    # Limits below a MiB bound the size of files, but not the memory to decode them.
+    by_limit = 4 * max(limit_nbytes, 1024**2)
+    return min(by_length, by_limit)
 
 
 class Field(NamedTuple):
@@ -142,8 +132,9 @@ class FlatBufferReader:
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
         self._layouts: dict[tuple[TableType, int], TableLayout] = {}
         stored_nbytes = len(data) if stored_nbytes is None else stored_nbytes
-        more_steps = _STEPS_PER_STORED_BYTE * stored_nbytes + len(data) // _BYTES_PER_STEP
-        self.steps = StepBudget(_MOST_STEPS + more_steps)
+        # Any file may take 2^22 steps: 30,000 nodes compress well. Each snapshot in ``repo`` takes
+        # half a step a stored byte, since its id does not compress; a node of an array takes two.
+        self.steps = StepBudget(2**22 + 4 * stored_nbytes + len(data) // 32)
         self._documents = StepBudget(len(data))
 
     def spend(self, nbytes: int) -> None:
@@ -182,6 +173,7 @@ class FlatBufferReader:
         start, count = self.vector(at, U32.size)
         self.check(count * 64)  # two Python integers, and their places in lists
         self.steps.spend(count)
+        # One call for all offsets: a vector may have a million.
         offsets = struct.unpack_from(f"<{count}I", self.data, start)
         return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
 
@@ -224,6 +216,7 @@ class FlatBufferReader:
         try:
             vtable = at - I32.unpack_from(data, at)[0]
             layout = self._layouts.get((kind, vtable)) or self.lay_out(kind, vtable)
+            # An absent field has a negative index in `order`: of its default, behind the values.
             values = (*layout.struct.unpack_from(data, at), *kind.absent)
         except struct.error:
             raise DecodeError("damaged FlatBuffer: a table reaches out of it") from None
@@ -241,6 +234,7 @@ class FlatBufferReader:
         slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
         if vtable + 4 + len(slots) > len(self.data) or stop > len(self.data):
             raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+        # An unknown field that is absent is 0 in the vtable, and loses nothing.
         if self.is_strict and self.data[vtable + 4 + size : stop].strip(b"\0"):
             raise DecodeError("it has fields that only a newer specification knows")
         layout = self._layouts[kind, vtable] = _lay_out(kind, slots)
@@ -253,6 +247,7 @@ def _lay_out(kind: TableType, vtable: bytes) -> TableLayout:
     size = len(kind.fields)
     count = len(vtable) // 2
     places = [*struct.unpack_from(f"<{count}H", vtable), *[0] * (size - count)]
+    # Absent fields: from the end, where the defaults are.
     order = list(range(-size, 0))
     code = "<4x"
     end = I32.size
@@ -284,6 +279,7 @@ class FlatBufferWriter:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
         self.pad(U32.size)
+        # The first number of a FlatBuffer leads to its root.
         U32.pack_into(self.data, 0, root)
         return self.data
 
@@ -291,6 +287,7 @@ class FlatBufferWriter:
         """Write a table, whose fields that are `None` are absent, and return its position."""
         present = tuple([value is not None for value in row])
         layout, vtable = self._layouts.get((kind, present)) or self.lay_out(kind, present)
+        # The fields lie behind the offset of the vtable, the widest first.
         at = self.pad(_WIDEST, I32.size)
         self.data += layout.struct.pack(at - vtable, *[row[slot] for slot in layout.order])
         for slot, place, write in layout.links:
@@ -305,6 +302,7 @@ class FlatBufferWriter:
     def each[T](self, items: Sequence[T], write: Callable[[T], int]) -> int:
         """Write a vector of offsets to what *write* writes of *items*, and return its position."""
         at = self.vector(len(items), bytes(U32.size * len(items)))
+        # Each target lies behind its offset, as offsets have no sign.
         slots = range(at + U32.size, len(self.data), U32.size)
         offsets = [write(item) - slot for item, slot in zip(items, slots, strict=True)]
         pack_into(f"<{len(items)}I", self.data, at + U32.size, *offsets)
@@ -487,6 +485,7 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
 
 def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = 3) -> bytes:
     """Return a file of *payload*, a FlatBuffer, compressed as the library requires."""
+    # Name of the writer, version of the specification, type, and 1 for zstd.
     head = MAGIC + b"shardgate".ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
     # For smaller payloads threads only add processor time.
     threads = 2 if len(payload) > 8 * 1024**2 else 0

@@ -88,6 +88,7 @@ class _FlexReader:
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
         self._spend(24)  # memory of a small Python object
         self._steps.spend(VALUE_STEPS)
+        # Six bits for the kind, two for the logarithm of the width.
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
             case _K.NULL:
@@ -140,6 +141,7 @@ class _FlexReader:
         return [self._value(at + i * width, width, kind << 2, depth) for i in range(count)]
 
     def _key(self, at: int) -> str:
+        # A key ends at its NUL; its length is stored nowhere.
         stop = self._data.find(0, at) if at >= 0 else -1
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
@@ -208,6 +210,7 @@ class _FlexSlot(NamedTuple):
         """Return the least slot width of a vector written at *end* with this as item *index*."""
         if not self.is_offset:
             return self.width
+        # A wider slot moves the items, and so the offset gets longer: try each width.
         steps = ((w, int(end + -end % w + index * w - self.number)) for w in _WIDTHS)
         return next(width for width, step in steps if step < 1 << 8 * width)
 
@@ -250,6 +253,7 @@ class _FlexWriter:
         self.data += bytes(-len(self.data) % width)
         for slot in slots:
             if slot.kind == _K.FLOAT:
+                # A float always has 8 bytes, which are the widest slot.
                 self.data += struct.pack("<d", slot.number)
             else:
                 number = len(self.data) - slot.number if slot.is_offset else slot.number
@@ -271,6 +275,7 @@ class _FlexWriter:
         return _FlexSlot(_K.KEY, start, 1, is_offset=True)
 
     def _map(self, members: Mapping[str, Json], depth: int) -> _FlexSlot:
+        # Readers search keys by bisection, in the order of bytes.
         names = sorted(members, key=str.encode)
         pairs = [(self._key(name), self.value(members[name], depth)) for name in names]
         keys = self._vector([key for key, _ in pairs])

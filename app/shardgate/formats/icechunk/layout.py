@@ -293,6 +293,7 @@ class RepositoryLayout(Layout):
         named = self.repository.refs.named
         try:
             found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
+        # A web server lists nothing, but the branch main has a name that is known.
         except StorageUnusableError:
             found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
         return [

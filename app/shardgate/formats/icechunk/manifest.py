@@ -189,6 +189,7 @@ def make_array_index(columns: U32s, tables: U32s) -> ArrayIndex:
         if rises and box.cells == len(keys):
             return Dense(box, tables.copy().data)
         cells = np.zeros(box.cells, np.uint32)
+        # Backwards, so that the first of equal cells is written last.
         cells[keys[::-1]] = tables[::-1]
         return Dense(box, cells.data)
     if not rises:
@@ -214,6 +215,7 @@ class Manifest:
         """
         index = self.arrays.get((node_id, len(coords)))
         position = index.find(coords) if index else 0
+        # Early writers gave the chunk of an array without dimensions the coordinate 0.
         if not position and (coords or not (position := self._find_old_scalar(node_id))):
             return None
         try:
@@ -274,6 +276,7 @@ def _rows_by_ndim(ndims: U32s) -> list[slice] | list["np.ndarray[tuple[int], np.
         return []
     if ndims.min() == ndims.max():
         return [slice(None)]
+    # Stable, so that the first of equal references stays the first.
     order = np.argsort(ndims, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(ndims[order])) + 1)
 
@@ -337,6 +340,7 @@ class LocationCodec:
                 raise DecodeError("its location is compressed, and there is no location_dictionary")
             raise DecodeError(f"its location is compressed by unknown algorithm {self.algorithm}")
         location = _decode_text(self._decompress(self._decompressor, data))
+        # Emptied in place of evicted: neighbours in time lie in the same objects.
         if len(self._kept) >= self._max_kept:
             self._kept = {}
         self._kept[data] = location
@@ -344,6 +348,7 @@ class LocationCodec:
 
     def _decompress(self, decompressor: zstandard.ZstdDecompressor, data: bytes) -> bytes:
         try:
+            # A decompressor of zstandard must not be used by two threads at once.
             with self._lock:
                 return decompress_frame(decompressor, data, MAX_LOCATION_NBYTES)
         except DecodeError as error:
@@ -393,6 +398,7 @@ class ReferenceReader:
         layout = RefLayout(
             *(U16.unpack_from(self.data, at)[0] if at + 2 <= stop else 0 for at in slots)
         )
+        # Once for all references with this vtable, in place of once for each.
         layout.kind  # noqa: B018  raises
         if len(self._layouts) == _MAX_LAYOUTS:
             self._layouts = {}

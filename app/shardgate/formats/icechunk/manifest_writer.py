@@ -243,6 +243,7 @@ def _merge(rewrite: ArrayRewrite, parts: list[_Source]) -> Iterator[_Merged]:
     rows = np.concatenate([part.payloads.rows for part in parts])
     sources = np.repeat(np.arange(len(parts)), [len(part.coords) for part in parts])
     cells = rewrite.cells(coords)
+    # Sorted by box, then within it; stable, so that changes come before old references.
     columns = np.concatenate((cells.T, coords.T))
     order, first = sort_columns(columns)
     ordered = columns[: len(rewrite.grid), order]
@@ -251,6 +252,7 @@ def _merge(rewrite: ArrayRewrite, parts: list[_Source]) -> Iterator[_Merged]:
         cell = tuple(cells[here[:1]].ravel().tolist())
         numbers = _numbers(sources[here])
         pieces = [(number, here[sources[here] == number]) for number in numbers]
+        # A box without changes keeps its manifests apart, as the library does: no extents grow.
         if _CHANGES in numbers:
             pieces = [(_CHANGES, here[is_first])]
         for number, chosen in pieces:
@@ -304,6 +306,7 @@ def _copy_vectors(
         compressed = np.flatnonzero(chosen & (rows["kind"] == PayloadKind.COMPRESSED))
         texts = [codec.decode(vector_at(data, at)) for at in rows["value"][compressed].tolist()]
         rows["value"][compressed] = [vectors.add(text.encode()) for text in texts]
+        # Several dictionaries cannot be in one manifest: such locations are written plainly.
         rows["kind"][compressed] = PayloadKind.LOCATION
         chosen[compressed] = False
     values = np.flatnonzero(chosen & (rows["value"] > 0))

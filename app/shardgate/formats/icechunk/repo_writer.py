@@ -169,6 +169,7 @@ def rewrite_repo(
     newer = [older[0]._replace(backup_path=backup)]
     for change in changes:
         at_us = moment_after(newer[0].updated_at_us, now_us, _named(newer[0]))
+        # Newest first, as the file lists them.
         newer.insert(0, draft.apply(change, at_us))
     stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
     if stop < len(newer):
@@ -410,6 +411,7 @@ def marked(metadata: Mapping[str, Json], write_id: WriteId, rebases: int) -> dic
 def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
     """Find the snapshot made for *write_id*. Raises: `ConflictError` for another request."""
     needle = write_id.text.encode()
+    # Spares decoding all snapshots: nearly every commit is a new one.
     if needle not in info.payload:
         return None
     for snapshot in info.snapshots():

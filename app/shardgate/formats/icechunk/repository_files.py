@@ -178,6 +178,7 @@ class FileRefs:
             return RefTarget(ref.text)
         if "/" in ref.name:
             return None
+        # S3 has the plain name, all other stores of the library the escaped one.
         for name in dict.fromkeys((ref.name, _escape(ref.name))):
             if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
                 return found
@@ -304,6 +305,7 @@ class Repository:
         manifest, reference = found
         name = self.file("manifests", manifest.object_id)
         try:
+            # Most references need no container, which takes a read of the configuration.
             with suppress(NotAllowedError):
                 return name, self.refer(manifest, reference)
             return name, self.refer(manifest, reference, await self.containers(fetch))

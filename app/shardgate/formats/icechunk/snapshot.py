@@ -437,6 +437,7 @@ def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Conta
     if root.chunks is not None:
         return root.document.served
     document = json.loads(root.document.served)
+    # What a client has consolidated does not follow later commits.
     has_stale = document.pop("consolidated_metadata", None) is not None
     group = json.dumps(document).encode()
     alone = group if has_stale else root.document.served

@@ -129,6 +129,7 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     gone = then.deleted_groups | then.deleted_arrays
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created
+    # The log of one commit cannot say that a node was moved and then changed.
     if first.former_paths:
         raise ConflictError("a commit that moved nodes cannot be amended")
     return TransactionLog(

@@ -114,6 +114,7 @@ class SessionDocumentStore:
             return self.known
 
     async def _read(self) -> None:
+        # Unchanged, it takes no decoding: each request to the session asks.
         found = await self._store.get(self._ref, if_none_match=self._etag)
         if found is None:
             self._keep(None, None)

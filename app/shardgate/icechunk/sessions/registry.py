@@ -110,6 +110,7 @@ class Sessions:
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
         """Create a session at the tip of *branch*, and return its id and document."""
         await self._store.verify_conditional_writes(opened.directory)
+        # The parent must be the tip of now, not of some seconds ago.
         self._fetch.forget(opened.repo)
         info = await opened.writable_info()
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
@@ -252,6 +253,7 @@ class Sessions:
 
 def _root_of(repository: Repository, session_id: str) -> ObjectRef:
     """Return the root of a session's keys, which depends on the permitted virtual references."""
+    # Another dataset may serve the same repository with other permissions.
     more = f"+{hash(repository.allowed):x}" if repository.allowed else ""
     return ObjectRef(f"{VOLATILE}{repository.directory}/{SESSION}{session_id}{more}", "")
 

@@ -168,6 +168,7 @@ class Session:
                 view = self._view_of(replace(document, nodes={}), base)
             else:
                 view = self._view_of(document, await self._snapshot(document.parent_id))
+            # Another request may have read a newer document during the read of its snapshot.
             if self.documents.known is document:
                 self._view, self._viewed = view, document
         return self._view
@@ -280,6 +281,7 @@ class Session:
             return replaced
         if replaced.entity is None and isinstance(replaced.entry, str):  # it is deleted already
             return None
+        # A chunk of a new array needs no entry: absence is its state without one.
         if expected is not None or view.is_in_parent(address.node):
             return await self._put_entry(address, None, replaced.entry)
         await self.journal.remove(address)

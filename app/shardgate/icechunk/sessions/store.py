@@ -168,6 +168,7 @@ class SessionStore:
         replaced = await self.session.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
+        # The chunk as it is: a commit then conflicts with others that wrote it.
         if replaced.is_whole(pieces):
             kept = await self.session.keep_chunk(address, replaced)
             if kept is not None:

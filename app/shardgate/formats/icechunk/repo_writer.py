@@ -220,11 +220,11 @@ class _TableBlock:
             self.stale_nbytes = 0
 
     def repeat(self, places: Places) -> Places:
-        """Return the positions in the block of what was at *places* in the file before."""
-        moved: Places = places + self._shift
-        if (moved < 0).any():
+        """Return the positions in the block for *places* in the file before."""
+        positions: Places = places + self._shift
+        if (positions < 0).any():
             raise DecodeError("damaged FlatBuffer: a table lies outside of its block")
-        return moved
+        return positions
 
     def patch(self, places: Places, values: NDArray[np.int32]) -> None:
         """Replace numbers at *places* in the file before, which need not be aligned."""

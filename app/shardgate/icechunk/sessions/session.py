@@ -96,6 +96,7 @@ _YOUNG_S: Final = 3600.0
 """Age up to which chunk files are not looked up: garbage collection that is set up right spares
 them."""
 _MAX_NAMED: Final = 10
+_COMMIT_S: Final = 30.0
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
@@ -318,8 +319,8 @@ class Session:
     async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
         try:
-            # Longer, and the process that commits has probably ended.
-            async with asyncio.timeout(30.0):
+            # After longer the process that commits has probably ended.
+            async with asyncio.timeout(_COMMIT_S):
                 view = await self._wait_for_commit()
         except TimeoutError:
             raise BusyError("a commit of the session was interrupted: commit it again") from None

@@ -152,18 +152,15 @@ class Rows:
         return len(self.tables)
 
     def column(self, slot: int) -> NDArray[Any]:
-        """Read a field of all tables."""
-        field = self.kind.fields[slot]
+        """Read a field of all tables, a number or an id; an absent number is 0."""
         at = self.fields[:, slot]
         present = np.flatnonzero(at > 0)
-        code = field.code
+        code = self.kind.fields[slot].code
         dtype = np.dtype(f"V{code[:-1]}" if code.endswith("s") else f"<{code}")
         found = gather_numbers(self.data, at[present], dtype.str)
         if len(found) == len(at):
             return found
         values = np.zeros(len(at), dtype)
-        if field.absent:
-            values[:] = field.absent
         values[present] = found
         return values
 

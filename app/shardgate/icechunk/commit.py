@@ -62,6 +62,7 @@ from shardgate.icechunk.repository import OpenedRepository, read_snapshot, requi
 from shardgate.read.budget import ByteBudget
 
 _MAX_LOGS: Final = 10_000
+_MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
 _PUTS_AT_ONCE: Final = 64
 SHORT_NBYTES: Final = 32 * 1024
@@ -411,7 +412,7 @@ class CommitBuilder:
                 self._refuse(tip.snapshot_id, "missing_transaction_log")
             logs += found
             nbytes += sum(log.nbytes for log in found)
-            if nbytes > 256 * 1024**2:  # beside what other commits hold
+            if nbytes > _MAX_LOG_NBYTES:
                 self._refuse(tip.snapshot_id, "too_many_changes")
         return [*logs, *ahead.values()]
 

@@ -18,8 +18,6 @@ from shardgate.storage.contract import ABSENT, Conflict, ObjectStore
 _MAX_STATS: Final = 256
 """More chunk files than this are looked up by listing instead of one request each."""
 _PAGE: Final = 1000
-_LISTED_PER_CHUNK: Final = 100
-"""Names listed per wanted chunk file before single requests become cheaper."""
 
 
 async def put_chunk(store: ObjectStore, opened: OpenedRepository, body: bytes) -> bytes:
@@ -38,6 +36,7 @@ async def chunk_lengths(
     """Return the lengths in bytes of those chunk files of *wanted* that exist."""
     if len(wanted) <= _MAX_STATS:
         return await _stat(store, repository, wanted)
+    # A listing for each of 32 letters can run beside the others.
     by_letter = await asyncio.to_thread(_group_by_letter, wanted)
     parts = await bounded_gather(partial(_list, store, repository), by_letter)
     lengths: dict[bytes, int] = {}
@@ -66,8 +65,10 @@ async def _list(
 ) -> dict[bytes, int]:
     """Find *wanted* of one first letter in a listing; after too many names ask one by one."""
     listed = store.list(repository.directory.join(f"chunks/{encode_id(wanted[0])[0]}"))
-    found, left = dict[bytes, int](), set(wanted)
-    for _ in range(1 + _LISTED_PER_CHUNK * len(wanted) // _PAGE):
+    found = dict[bytes, int]()
+    left = set(wanted)
+    # After 100 names listed for each wanted one, single requests are cheaper.
+    for _ in range(1 + 100 * len(wanted) // _PAGE):
         page = await take(listed, _PAGE)
         for each in page:
             chunk_id = decode_id(each.ref.key.rpartition("/")[2])

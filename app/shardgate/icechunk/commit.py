@@ -61,12 +61,9 @@ from shardgate.icechunk.repo_swap import RepoFile, RepoSwaps, demand_readable
 from shardgate.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from shardgate.read.budget import ByteBudget
 
-_LOGS_AT_ONCE: Final = 8
 _MAX_LOGS: Final = 10_000
 _MAX_LOG_NBYTES: Final = 256 * 1024**2
 _MEMORY_PER_BYTE: Final = 16
-_MEMORY_PER_CHANGE: Final = 256
-_MAX_HELD_NBYTES: Final = 16 * 1024**2
 _PUTS_AT_ONCE: Final = 64
 SHORT_NBYTES: Final = 32 * 1024
 """Size of files and changes up to which they are processed on the event loop."""
@@ -212,7 +209,8 @@ class PreparedFiles:
             name = self._repository.file(file.kind, file.object_id)
             demand_readable(name, file.data, self._repository.limit_nbytes)
             nbytes += len(file.data)
-        if self.nbytes + nbytes <= _MAX_HELD_NBYTES:
+        # Many small files cost one wait together; large ones would only take memory.
+        if self.nbytes + nbytes <= 16 * 1024**2:
             self._held |= {(file.kind, file.object_id): file for file in files}
             self.nbytes += nbytes
         else:
@@ -223,10 +221,13 @@ class PreparedFiles:
         writes: list[Callable[[], Awaitable[None]]]
         writes = [*others, *(partial(self._put, file) for file in self._held.values())]
         await bounded_gather(lambda write: write(), writes, limit=_PUTS_AT_ONCE)
-        self._held, self.nbytes = {}, 0
+        self._held = {}
+        self.nbytes = 0
 
     async def _put(self, file: PreparedFile) -> None:
-        repository, kind, object_id = self._repository, file.kind, file.object_id
+        repository = self._repository
+        kind = file.kind
+        object_id = file.object_id
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
         if file.value is not None:
             read = repository.read_of(kind, object_id, file.decode)
@@ -254,10 +255,14 @@ class CommitBuilder:
 
     async def build(self, tip: BranchTip, files: PreparedFiles) -> PreparedCommit:
         """Make the files of a commit on top of *tip*, whose own may be in *files* as well."""
-        opened, request, changes = self.opened, self.request, self.changes
+        opened = self.opened
+        request = self.request
+        changes = self.changes
         check_metadata(request.metadata)
-        may_be_empty, tip_id = request.allow_empty, tip.snapshot_id
+        may_be_empty = request.allow_empty
+        tip_id = tip.snapshot_id
         base = await self._read_base(tip, tip_id)
+        # The branch has moved since the changes were made.
         if tip_id != request.parent_id:
             if request.amend:
                 self._refuse(tip_id, "branch_moved")
@@ -294,7 +299,8 @@ class CommitBuilder:
         log = applied.log if amended is None else merge_logs(amended, applied.log)
         object_id = snapshot.object_id
         limit = self.opened.repository.limit_nbytes
-        data, decode = write_snapshot(snapshot), StoredSnapshotDecoder(object_id, limit)
+        data = write_snapshot(snapshot)
+        decode = StoredSnapshotDecoder(object_id, limit)
         log_data = write_transaction_log(object_id, log)
         decode_log = TransactionLogDecoder(object_id, limit)
         files = [
@@ -325,7 +331,8 @@ class CommitBuilder:
     ) -> Rewritten:
         opened = self.opened
         needed = sorted(await run_in_thread(needed_manifests, array, is_long=self._is_long))
-        nbytes = _MEMORY_PER_CHANGE * len(array.changes.coords)
+        nbytes = 256 * len(array.changes.coords)  # columns, sorted and merged
+        # Sizes are those of compressed files, of which columns take up to 16 times.
         nbytes += sum(_MEMORY_PER_BYTE * known[each].size_bytes for each in needed if each in known)
         count = sum(known[each].num_chunk_refs for each in needed if each in known)
         is_long = self._is_long or nbytes > _MEMORY_PER_BYTE * SHORT_NBYTES or count > _FEW
@@ -336,6 +343,7 @@ class CommitBuilder:
             name = opened.directory.join(f"manifests ({array.path})")
             rewritten, contents = await opened.decode_in_thread(name, rewrite, is_long=is_long)
             limit = opened.repository.limit_nbytes
+            # Decoded at once for the next commit, but not if that would take long.
             is_decoded = not is_large(files.nbytes + sum(map(len, contents.values())))
             prepare = partial(_manifest_files, contents, limit, is_decoded=is_decoded)
             new = await run_in_thread(prepare, is_long=is_long)
@@ -343,7 +351,8 @@ class CommitBuilder:
         return rewritten
 
     async def _read_manifest(self, object_id: bytes, files: PreparedFiles) -> Manifest:
-        repository, fetch = self.opened.repository, self.opened.fetch
+        repository = self.opened.repository
+        fetch = self.opened.fetch
         if (file := files.held("manifests", object_id)) is None:
             return await repository.manifest(object_id, fetch)
         if isinstance(file.value, Manifest):
@@ -364,7 +373,9 @@ class CommitBuilder:
 
     async def _rebase(self, changes: ChangeSet, tip: BranchTip, base: StoredSnapshot) -> ChangeSet:
         """Turn *changes* of the parent into changes of *base*; raise `CommitConflictError`."""
-        opened, request, tip_id = self.opened, self.request, tip.snapshot_id
+        opened = self.opened
+        request = self.request
+        tip_id = tip.snapshot_id
         chain = await opened.decode_in_thread(
             opened.repo, lambda: tip.commits_since(request.parent_id)
         )
@@ -390,10 +401,11 @@ class CommitBuilder:
             for object_id in (*info.pruned_ancestor_tx_logs, info.object_id)
             if object_id not in ahead
         ]
-        logs, nbytes = list[TransactionLog](), 0
+        logs = list[TransactionLog]()
+        nbytes = 0
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip.snapshot_id, "too_many_commits")
-        for batch in batched(wanted, _LOGS_AT_ONCE):
+        for batch in batched(wanted, 8):  # so that a limit is noticed early
             read = await bounded_gather(self._find_log, batch)
             found = [log for log in read if log is not None]
             if len(found) < len(read):
@@ -424,7 +436,8 @@ class CommitBuilder:
         request = self.request
         try:
             metadata = encode_metadata(marked(request.metadata, request.write_id, self._rebases))
-            newest, now_us = f"snapshot {encode_id(base.object_id)}", self.swaps.now_us()
+            newest = f"snapshot {encode_id(base.object_id)}"
+            now_us = self.swaps.now_us()
             flushed_at_us = moment_after(base.flushed_at_us, now_us, newest)
         except ValueError as error:
             raise BadBodyError(f"metadata: {error}") from None
@@ -456,7 +469,8 @@ def _manifest_files(
 ) -> list[PreparedFile]:
     files: list[PreparedFile] = []
     for object_id, data in contents.items():
-        decode, value = ManifestDecoder(object_id, limit_nbytes), None
+        decode = ManifestDecoder(object_id, limit_nbytes)
+        value = None
         if is_decoded:
             with suppress(DecodeError):  # `demand_readable` has the reason
                 value = decode(data)

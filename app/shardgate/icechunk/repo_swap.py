@@ -60,15 +60,9 @@ from shardgate.read.containers import Dataset
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.storage.contract import ABSENT, CONFLICT, Conflict, Found, ObjectStore
 
-_COPIES: Final = 2
 _BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0, at_once=5)
-_YEAR_3000_MS: Final = 32_503_680_000_000
 SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
-_CHECKED_S: Final = 600
-"""Interval of the comparisons of clocks."""
-_SET_S: Final = 1.0
-"""A clock that moves further than this against the steady one was set."""
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
 _NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
@@ -150,12 +144,15 @@ class RepoSwaps:
         """
         if not isinstance(opened.repository.refs, RepoRefs):
             raise ReadOnlyError(f"{opened.directory} follows version 1 of Icechunk's format")
-        ref, limit = opened.repo, opened.repository.limit_nbytes
-        read, requested_at = RepoRefs(opened.directory, limit).read, self.fetch.clock()
+        ref = opened.repo
+        limit = opened.repository.limit_nbytes
+        read = RepoRefs(opened.directory, limit).read
+        requested_at = self.fetch.clock()
         found = await self.store.get(ref, read.request)
         if not isinstance(found, Found):
             self.fetch.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
+        # The store is always asked; what is cached only spares decoding.
         known = self.fetch.decoded(read, found.etag)
         if known is None or (info := known.spec) is None:
             self.fetch.forget(ref)
@@ -172,7 +169,8 @@ class RepoSwaps:
         return file
 
     def _name_backup(self) -> str:
-        number = max(0, _YEAR_3000_MS - self.now_us() // 1000)  # sorts before earlier ones
+        # Counts down to the year 3000, so that newer names sort before older ones.
+        number = max(0, 32_503_680_000_000 - self.now_us() // 1000)
         return f"repo.{number:014d}.{encode_id(new_object_id())}"
 
     async def update[T](
@@ -193,11 +191,13 @@ class RepoSwaps:
 
         async def attempt() -> _Prepared[T] | Conflict:
             nonlocal file
-            current, file = file, None
+            current = file
+            file = None
             if current is None or not self._is_newest(opened, current):
                 current = await self.read(opened)
             return await self._swap(opened, plan, current)
 
+        # Callers in this process take turns, in place of losing the race against each other.
         async with self._turns.setdefault(opened.repo, asyncio.Lock()):
             prepared = await retry_conflicts(attempt, Conflict, opened.repo, backoff=self.backoff)
         return prepared.answer
@@ -210,9 +210,11 @@ class RepoSwaps:
     async def _swap[T](
         self, opened: OpenedRepository, plan: Callable[[RepoFile], Planned[T]], file: RepoFile
     ) -> _Prepared[T] | Conflict:
-        ref, limit = opened.repo, opened.repository.limit_nbytes
+        ref = opened.repo
+        limit = opened.repository.limit_nbytes
         payload_nbytes = len(file.info.payload)
-        weight = _COPIES * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
+        # The file before and the one after are in memory at the same time.
+        weight = 2 * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
         async with self.fetch.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
             prepared = await opened.decode_in_thread(ref, prepare, is_long=file.info.is_long)
@@ -250,7 +252,8 @@ class RepoSwaps:
         """
         if file.has_backup:
             return
-        backup, began_s = opened.directory.join(f"overwritten/{file.backup}"), self.clock()
+        backup = opened.directory.join(f"overwritten/{file.backup}")
+        began_s = self.clock()
         # A conflict is the same copy, written by another caller with this file.
         await self.store.put(backup, [file.found.data], expected=ABSENT)
         await self._compare_clocks(backup, began_s)
@@ -259,10 +262,12 @@ class RepoSwaps:
     async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
         """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
         steady_s = self.fetch.clock()
-        offset_s, last = self.clock() - steady_s, self._clock_checks.get(written.bucket)
-        if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > _SET_S:
+        offset_s = self.clock() - steady_s
+        last = self._clock_checks.get(written.bucket)
+        # A clock that moves by more than a second against the steady one was set by somebody.
+        if last is None or steady_s >= last.until_s or abs(offset_s - last.offset_s) > 1.0:
             await demand_clock(self.store, written, began_s)
-            self._clock_checks[written.bucket] = _ClockCheck(steady_s + _CHECKED_S, offset_s)
+            self._clock_checks[written.bucket] = _ClockCheck(steady_s + SKEW_S, offset_s)
 
 
 def demand_readable(name: ObjectRef, data: bytes, limit_nbytes: int) -> None:
@@ -298,17 +303,21 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
     """
     if not any(isinstance(each, Icechunk) for each in dataset.containers.formats):
         raise ConflictError(f"{dataset.name} is configured as {dataset.format}: not of Icechunk")
-    root, store, began_s = dataset.root, swaps.store, swaps.clock()
+    root = dataset.root
+    store = swaps.store
+    began_s = swaps.clock()
     await store.verify_conditional_writes(root)
     await _check_empty(swaps, root)
     now_us = swaps.now_us()
     log = write_transaction_log(ROOT_ID, _NO_CHANGES)
+    # The log and the snapshot first: ``repo``, which makes it a repository, must not lead nowhere.
     if await store.put(root.join(_TRANSACTION_LOG), [log], expected=ABSENT) is not CONFLICT:
         await demand_clock(store, root.join(_TRANSACTION_LOG), began_s)
     metadata = encode_metadata(ROOT_METADATA)
     first = StoredSnapshot(ROOT_ID, {}, {}, now_us, ROOT_MESSAGE, metadata)
     snapshot = write_snapshot(first)
     if await store.put(root.join(_SNAPSHOT), [snapshot], expected=ABSENT) is CONFLICT:
+        # An attempt that stopped halfway has written it: the time in ``repo`` must be the same.
         now_us = await _read_flushed_at_us(swaps, root.join(_SNAPSHOT))
     try:
         data = create_repo(now_us, max(now_us, swaps.now_us()))

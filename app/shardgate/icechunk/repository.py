@@ -43,9 +43,7 @@ from shardgate.formats.surveying import Listing, RefDescription
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
 from shardgate.read.listing import Root, list_names
 
-_BATCH: Final = 64
 _METADATA_NBYTES: Final = 1 << 20
-_FILES_AT_ONCE: Final = 100
 _SEPARATOR: Final = "~"
 
 
@@ -127,9 +125,7 @@ class OpenedRepository:
     ) -> AsyncGenerator[SnapshotInfo]:
         listed = await self.decode_in_thread(self.repo, partial(info.ancestry, snapshot_id))
         ancestors = listed or iter(())
-        while batch := await self.decode_in_thread(
-            self.repo, lambda: list(islice(ancestors, _BATCH))
-        ):
+        while batch := await self.decode_in_thread(self.repo, lambda: list(islice(ancestors, 64))):
             for each in batch:
                 yield each
 
@@ -179,7 +175,8 @@ async def read_snapshot(
 
 def require_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
     """Check that the status in *info*, read from *ref*, permits writes. Raises: `LockedError`."""
-    availability, reason = info.status.availability, info.status.reason
+    availability = info.status.availability
+    reason = info.status.reason
     if availability is not Availability.ONLINE:
         name = availability.name.lower().replace("_", "-")
         raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason given'}")
@@ -246,6 +243,7 @@ async def read_refs(
     """Read up to *limit* of the branches, or tags, behind the name *after*; and the next name."""
     await opened.info()
     refs = await opened.repository.refs.named(kind, opened.fetch, opened.listing)
+    # The listing has no order; there are few refs.
     names = sorted(name for name in refs if after is None or name > after)
     page = [NamedRef(name, refs[name]) for name in names[:limit]]
     return ListPage(page, names[limit - 1] if len(names) > limit else None)
@@ -266,7 +264,8 @@ async def read_tips(opened: OpenedRepository, states: Iterable[RefDescription]) 
     """Read the commit of each of *states*."""
     tips = []
     for state in states:
-        ref, snapshot_id = state.ref, state.snapshot_id
+        ref = state.ref
+        snapshot_id = state.snapshot_id
         try:
             async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
                 newest = await anext(ancestors)
@@ -299,10 +298,13 @@ async def read_operations(
     opened: OpenedRepository, after: str | None, limit: int
 ) -> ListPage[Operation]:
     """Read up to *limit* operations before *after*; format version 1 has no log of them."""
-    place, newer = _parse_position(after), None
+    place = _parse_position(after)
+    newer = None
     operations: list[Operation] = []
-    for _ in range(_FILES_AT_ONCE):
-        ref, info = opened.repo, await opened.info()
+    # Each file takes a request: a page may end before *limit* operations are found.
+    for _ in range(100):
+        ref = opened.repo
+        info = await opened.info()
         if info is None:
             raise UnknownRepositoryError(
                 f"{opened.directory} follows version 1 of the format, which has no log of "
@@ -360,7 +362,8 @@ def _field(value: Value) -> object:
 
 async def _read_backup(opened: OpenedRepository, name: str, ref: ObjectRef) -> RepoInfo | None:
     limit = opened.repository.limit_nbytes
-    version, request = Fixed(ETag(f'"{name}"')), ByteRange(0, limit + 1)
+    version = Fixed(ETag(f'"{name}"'))
+    request = ByteRange(0, limit + 1)
     read = Read("repo-backup", ref, request, RepoInfoDecoder(limit), version, memory_nbytes)
     found = await opened.fetch(read)
     return None if found is None else found.value

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts, run_in_thread
 from shardgate.errors import CommitConflictError, ShardgateError, StorageError, UnknownRefError
@@ -45,9 +45,6 @@ from shardgate.icechunk.repository import OpenedRepository, read_snapshot
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import CONFLICT, Conflict, ObjectStore
-
-_MAX_COMMITS: Final = 32
-_LONGEST_WAIT_S: Final = 0.25
 
 type _Branch = tuple[ObjectRef, str]
 """A repository, and the name of a branch."""
@@ -106,7 +103,8 @@ class Train:
 
     def _look(self) -> Callable[[RepoFile], _LookUp]:
         """Return a function that looks up the waiting commits in a version of ``repo``."""
-        waiting, read_at = self._waiting(), asyncio.get_running_loop().time()
+        waiting = self._waiting()
+        read_at = asyncio.get_running_loop().time()
 
         def look(file: RepoFile) -> _LookUp:
             found = _LookUp(None, {})
@@ -139,10 +137,12 @@ class Train:
         if not last.ahead:
             return None
         await files.write(partial(self.swaps.write_backup, self.opened, tip.file))
-        changes, look = [each.change for each in last.ahead], self._look()
+        changes = [each.change for each in last.ahead]
+        look = self._look()
 
         def plan(file: RepoFile) -> Planned[_LookUp | None]:
             found = look(file)
+            # One was made before, or the branch has moved: begin again on what was found.
             if found.outcomes or found.tip is None or found.tip.snapshot != tip.snapshot:
                 return Planned(found)
             return Planned(None, changes)
@@ -174,6 +174,7 @@ class Train:
                     continue
                 prepared = await commit.builder.build(tip, files)
             except Exception as error:  # noqa: BLE001  passed to the caller
+                # It may have failed because of a commit before it, which the swap decides about.
                 if tip.ahead:
                     outcomes[commit] = error
                 else:
@@ -267,7 +268,8 @@ class Committer:
         )
         if isinstance(found, CommitResult):
             return found
-        info, parent_id = found.info, request.parent_id or found.snapshot_id
+        info = found.info
+        parent_id = request.parent_id or found.snapshot_id
         is_listed = parent_id == found.snapshot_id or await opened.decode_in_thread(
             opened.repo, lambda: info.snapshot(parent_id) is not None, is_long=info.is_long
         )
@@ -295,17 +297,21 @@ class Committer:
             raise
 
     async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
-        clock, arrived_at = asyncio.get_running_loop().time, -math.inf
+        clock = asyncio.get_running_loop().time
+        arrived_at = -math.inf
         commits: list[PendingCommit] = []
         try:
             while True:
                 departed_at = clock()
-                commits = queue.take(_MAX_COMMITS)
-                opened, tip = commits[0].builder.opened, _newest_tip(commits, arrived_at)
+                commits = queue.take(32)  # no caller waits long for the files of all others
+                opened = commits[0].builder.opened
+                tip = _newest_tip(commits, arrived_at)
                 await Train(self.swaps, opened, branch[1], commits, tip).run()
                 arrived_at = clock()
+                # A client that commits alone does not wait for others.
                 if len(commits) + len(queue.requests) > 1:
-                    await queue.fill(min(_LONGEST_WAIT_S, arrived_at - departed_at))
+                    # Callers of the last train come back now, and can share the next one.
+                    await queue.fill(min(0.25, arrived_at - departed_at))
                 if not queue.requests:
                     return
         finally:
@@ -326,7 +332,8 @@ def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTi
 async def _check_references(
     store: ObjectStore, opened: OpenedRepository, info: RepoInfo, changes: ChangeSet
 ) -> None:
-    config, allowed = config_of(opened, info), opened.repository.allowed
+    config = config_of(opened, info)
+    allowed = opened.repository.allowed
     is_long = changes.nbytes > SHORT_NBYTES
     wanted = await run_in_thread(check_references, changes, config, allowed, is_long=is_long)
     lengths = await chunk_lengths(store, opened.repository, list(wanted))

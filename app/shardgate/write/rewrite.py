@@ -53,13 +53,9 @@ from shardgate.storage.contract import (
 )
 
 _BACKOFF: Final = Backoff(first_s=0.02, longest_s=0.2)
-_LONGEST_WAIT_S: Final = 0.25
-_AT_ONCE: Final = 16
-_HELD_NBYTES: Final = 64 * 1024**2
 _CHECKSUM_NBYTES: Final = 4
 _RESIDUE: Final = crc32c(bytes(_CHECKSUM_NBYTES))
 """The CRC-32C of any bytes followed by their own CRC-32C."""
-_READS_AT_ONCE: Final = 4
 _ZEROS: Final = memoryview(bytes(1024**2))
 
 type OnRewrite = Callable[[int, int], None]
@@ -109,6 +105,7 @@ def sort_changes(
             if entry not in made:
                 names = _names(shard, old, entry)
             else:
+                # A change of the same rewrite is in no version that a client can know.
                 names = () if made[entry] is None else (_unseen_etag(),)
             if (reason := change.demand(names)) is not None:
                 refused[change] = reason
@@ -165,12 +162,13 @@ class Rewrites:
         self._on_rewrite = on_rewrite
         self._queues: dict[ShardRewriter[Any], BatchQueue[ChangeRequest]] = {}
         self._running = SingleFlight[Any]()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(16)  # rewrites at once, each of which may hold a shard
 
     async def make(self, shard: ShardRewriter[Any], request: ChangeRequest) -> None:
         """Return when `done` of each change of *request* has its outcome; changes are durable."""
         queue = self._queues.get(shard)
         if queue is None:
+            # The rewrite runs on its own: it must not end with the caller that began it.
             queue = self._queues[shard] = BatchQueue()
             self._running.start(shard, partial(self._run, shard, queue))
         queue.add(request)
@@ -194,7 +192,8 @@ class Rewrites:
                     began_at = self._fetch.clock()
                     if requests := queue.take():
                         await self._rewrite(shard, list(chain(*requests)))
-                await queue.fill(min(_LONGEST_WAIT_S, self._fetch.clock() - began_at))
+                # Callers that were just answered come back now, and can share the next rewrite.
+                await queue.fill(min(0.25, self._fetch.clock() - began_at))
                 if not queue.requests:
                     return
         finally:
@@ -278,7 +277,7 @@ class Rewrites:
         version = None if old is None else old.etag
         size = length_of(plan.pieces)
         old_nbytes = 0 if old is None else old.size
-        async with self._budget.room(min(_HELD_NBYTES, max(size, old_nbytes))):
+        async with self._budget.room(min(64 * 1024**2, max(size, old_nbytes))):
             pieces = await write_checksums(self._store, shard.ref, version, plan.pieces)
             expected = ABSENT if version is None else version
             try:
@@ -317,7 +316,7 @@ async def write_checksums(
         found = await read_exactly(store, ref, span, version)
         return await asyncio.to_thread(_segments, found.data, span, edges)
 
-    known = await bounded_gather(read, spans, limit=_READS_AT_ONCE)
+    known = await bounded_gather(read, spans, limit=4)
     segments = {start: segment for each in known for start, segment in each.items()}
     return await asyncio.to_thread(_ChecksumWriter(ref, segments).join, pieces)
 
@@ -366,7 +365,8 @@ class _ChecksumWriter:
         return [*joined, checksum], crc32c(checksum, crc)
 
     def _crc_of(self, place: ByteRange) -> int:
-        crc, at = 0, place.start
+        crc = 0
+        at = place.start
         while at < place.stop:
             stop, segment_crc = self.segments[at]
             crc = _append(crc, segment_crc, stop - at)
@@ -379,6 +379,7 @@ def _append(before: int, crc: int, nbytes: int) -> int:
 
     The CRC is linear: the bytes after change that of zeros in their place by their own.
     """
+    # What the same number of zeros after nothing would give, which the sum must not have twice.
     nothing = 0
     for at in range(0, nbytes, len(_ZEROS)):
         zeros = _ZEROS[: nbytes - at]

@@ -32,7 +32,6 @@ from shardgate.write.writer import KeyWrite, Writer
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
-_UPLOAD_MAX_AGE_S: Final = 24 * 3600.0
 _RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
@@ -132,6 +131,7 @@ class Uploads:
             dataset, key = await self._route(upload.dataset, upload.key)
             write = KeyWrite(key, body, headers, completion.demand)
             etag = await self._writer.put(dataset, write)
+        # The response to an earlier completion may have been lost.
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
             done = await self._record(upload.object("done"))
             if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
@@ -181,6 +181,7 @@ class Uploads:
                 raise _missing(part)
         nbytes = sum(sizes[part] for part in parts)
         self._check_total(nbytes)
+        # The parts, and the body that they are joined to.
         await held.reserve(2 * nbytes)
         body = b"".join(await bounded_gather(read, parts))
         await held.reserve(len(body))
@@ -199,7 +200,8 @@ class Uploads:
             raise DamagedError(ref, "is no record of an upload") from error
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
-        prefix, sizes = upload.object(""), {}
+        prefix = upload.object("")
+        sizes = {}
         async for each in self._store.list(prefix):
             number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
             is_number = number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS
@@ -233,10 +235,12 @@ class Uploads:
             upload_id, _, kind = each.ref.key.removeprefix(folder.key).partition(".")
             if (parsed := _ID.fullmatch(upload_id)) is None:
                 continue
+            # Ids begin with the time: all that follow are younger.
             if (began_s := int(parsed[1], 16)) > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
                 break
+            # A client may pause an upload for a day; a part that it adds is as young as that.
             age_s = now_s - (each.modified_s or began_s)
-            if age_s > (_RECORD_MAX_AGE_S if kind == "done" else _UPLOAD_MAX_AGE_S):
+            if age_s > (_RECORD_MAX_AGE_S if kind == "done" else 24 * 3600.0):
                 stale.append(each.ref)
         return stale
 

@@ -50,7 +50,6 @@ from shardgate.storage.contract import (
 from shardgate.write.rewrite import ChunkChange, Rewrites
 
 _AT_ONCE: Final = 16
-_IN_THREAD_NBYTES: Final = 32 * 1024
 _PRESENT_S: Final = 5.0
 """Metadata cached for longer are read again before a write."""
 _ABSENT_S: Final = 1.0
@@ -131,7 +130,8 @@ class PassthroughWriter:
         """Translate *body*, the document as clients see it, to its stored form, and store that."""
         requested = await self._inflate(coding, body) if coding else body
         self._demand_short(document.ref, requested)
-        ref, translated = document.ref, requested
+        ref = document.ref
+        translated = requested
 
         async def attempt() -> ETag | Conflict:
             nonlocal translated
@@ -248,6 +248,7 @@ class Writer:
         outcomes: dict[VirtualKey, Outcome] = {}
         shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, ChunkChange]] = defaultdict(dict)
         objects: list[tuple[Document | Whole, KeyWrite]] = []
+        # The last write of each key.
         for number, each in enumerate({each.key: each for each in writes}.values()):
             await yield_to_loop(number)
             try:
@@ -289,6 +290,7 @@ class Writer:
             target = await self._routes.target(dataset, key, tracker)
             absent_s = inf
             if isinstance(target, Whole | Stray):
+                # A key like a chunk's names an object only if no array was created a moment ago.
                 is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
                 absent_s = 0 if is_doubtful else _ABSENT_S
             await tracker.confirm_older(began_at, _PRESENT_S, absent_s)
@@ -332,7 +334,7 @@ async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
     body = write.body
     if body is not None:
         encode = partial(shard.encode, entry, body, coding=write.headers.coding)
-        body = await run_in_thread(encode, is_long=len(body) > _IN_THREAD_NBYTES)
+        body = await run_in_thread(encode, is_long=len(body) > 32 * 1024)
     return ChunkChange(write.key, entry, body, write.demand)
 
 
@@ -371,9 +373,11 @@ class Eraser:
 
     async def _demand_erasable(self, dataset: Dataset, prefix: VirtualKey) -> None:
         """Raise if any object below *prefix* is read-only, before the first is deleted."""
-        root, checked = self._resolver.root(dataset), None
+        root = self._resolver.root(dataset)
+        checked = None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
             path = root.key_of(each.ref).rpartition("/")[0]
+            # Objects of one folder follow one another, and are written alike.
             if path != checked:
                 checked = path
                 await self._check_writable(dataset, f"{path}/_")

@@ -127,10 +127,12 @@ class Applied:
 
     def finish(self, rewritten: Mapping[bytes, Rewritten]) -> "Applied":
         """Insert the results of all *rewrites*, by node id."""
-        nodes, known = dict(self.nodes), dict(self.manifest_files)
+        nodes = dict(self.nodes)
+        known = dict(self.manifest_files)
         chunks = dict(self.log.updated_chunks)
         for rewrite in self.rewrites:
-            node_id, became = rewrite.node_id, rewritten[rewrite.node_id]
+            node_id = rewrite.node_id
+            became = rewritten[rewrite.node_id]
             node = nodes[rewrite.path]
             if node.array is not None:
                 array = replace(node.array, manifests=became.manifests)
@@ -191,6 +193,7 @@ def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNod
         if path in changed:
             raise ConflictError(f"{path}: there is a node already")
         changed[path] = StoredNode(node_id, path, document, _read_array(path, document))
+    # Only groups that this commit touches are checked: the library leaves nodes in none.
     entered = {path for path, _ in changes.new.values()}
     left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
     _check_groups(changed, entered, left)
@@ -291,6 +294,7 @@ def _plan_rewrite(
     _check_chunks(node.path, grid, chunks)
     old = node.array.manifests
     if before is not None and before.array is not None and len(before.array.grid) != len(grid):
+        # With another number of dimensions no old chunk keeps its coordinates: all leave.
         leaving, old = old, ()
     else:
         # Early writers gave scalars a dimension.

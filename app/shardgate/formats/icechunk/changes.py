@@ -160,14 +160,17 @@ class _Editing:
         if old is None:
             insort(self._paths, each.path)
             self._ids[each.path] = self._new_id()
+        # The same document again is no change, neither here nor for the library.
         elif old.document != each.document:
             self._updated.add(self._ids[each.path])
         self._nodes[each.path] = each
 
     def _delete(self, path: str) -> None:
         """Delete the node at *path* and all nodes below it."""
-        prefix, at = path.rstrip("/"), bisect_left(self._paths, path)
+        prefix = path.rstrip("/")
+        at = bisect_left(self._paths, path)
         start = bisect_left(self._paths, prefix + "/")
+        # All paths below come between ``prefix/`` and ``prefix0``, the next character.
         stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
         deleted = {path, *self._paths[start:stop]}
         del self._paths[start:stop]
@@ -247,7 +250,8 @@ def check_natives(
         return
     for changed in changes.chunks.values():
         is_native = changed.payloads.rows["kind"] == PayloadKind.NATIVE
-        coords, rows = changed.coords[is_native], changed.payloads.rows[is_native]
+        coords = changed.coords[is_native]
+        rows = changed.payloads.rows[is_native]
         stops = rows["start"] + rows["length"]
         references = zip(rows["chunk_id"].tolist(), stops.tolist(), strict=True)
         for number, (chunk_id, stop) in enumerate(references):

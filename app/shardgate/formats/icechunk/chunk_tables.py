@@ -1,4 +1,4 @@
-"""FlatBuffer tables of chunks read and written in bulk, by numpy.
+"""FlatBuffer tables read and written in bulk, by numpy: all of one type, or those of chunks.
 
 `ChunkRef` of manifests and `ChunkIndices` of transaction logs both begin with a vector of
 coordinates, and both are listed in tables of arrays: node id, then a vector of such tables.
@@ -6,6 +6,7 @@ coordinates, and both are listed in tables of arrays: node id, then a vector of 
 
 from collections.abc import Buffer as Bytes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from shardgate.formats.icechunk.coords import Coords, Places, U32s
 from shardgate.formats.icechunk.flatbuffers import (
     NODE_ID,
     POSITION,
+    TABLE_NBYTES,
     U32,
     FlatBufferReader,
     TableType,
@@ -33,18 +35,10 @@ ARRAY_CHUNKS: Final = TableType(NODE_ID.required("node_id"), POSITION)
 
 _VTABLE_NBYTES: Final = 6
 """Size of the least vtable that has the first field."""
-_MEMORY_PER_TABLE: Final = 64
-_MEMORY_PER_COORDINATE: Final = 16
-_ARRAY_STEPS: Final = 8
-"""Steps for an array, beside those of its table."""
 _PER_STEP: Final = 8
 """Tables, or coordinates, that numpy reads in a step."""
 _ALIGN: Final = 8
 _WORD: Final = U32.size
-_COPIED: Final = 2**18
-"""Words of vectors copied at a time."""
-_RUN: Final = 64
-"""Number of adjacent vectors on average from which they are copied at once."""
 _END_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 """Bytes of the last word of a vector that belong to it, by its length modulo 4."""
 
@@ -70,8 +64,8 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
         start, count = reader.vector(required(chunks, vector), 4)
         if start % 4:
             raise DecodeError("damaged FlatBuffer: an offset is not aligned")
-        reader.spend(count * _MEMORY_PER_TABLE)
-        reader.steps.spend(_ARRAY_STEPS + count // _PER_STEP)
+        reader.spend(count * 64)  # three columns, and arrays for a while
+        reader.steps.spend(8 + count // _PER_STEP)  # beside those of its table
         parts.setdefault(node_id, []).append((start // 4, count))
     found: list[tuple[bytes, int, int]] = []
     stop = 0
@@ -91,10 +85,12 @@ def _follow_slots(reader: FlatBufferReader, slots: U32s) -> U32s:
         block = slice(start, start + BLOCK)
         table = walk.follow(slots[block].astype(np.int64) << 2)
         index = walk.follow(walk.first_field(table))
-        located[0, block], located[1, block] = table, (index >> 2) + 1
+        # Positions fit into 4 bytes, as `MAX_NBYTES` is below 2^31.
+        located[0, block] = table
+        located[1, block] = (index >> 2) + 1
         located[2, block] = walk.count(index)
     coordinate_count = int(located[2].sum(dtype=np.uint64))
-    reader.spend(coordinate_count * _MEMORY_PER_COORDINATE)
+    reader.spend(coordinate_count * 16)  # for columns, cell numbers and their order
     reader.steps.spend(coordinate_count // _PER_STEP)
     return located
 
@@ -105,9 +101,11 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._nbytes = len(data)
         self._words = words_of(data)
+        # Views without a copy; bytes after the last whole number belong to no aligned table.
         self._halves = np.frombuffer(data, "<u2", len(data) // 2)
 
     def follow(self, at: Places) -> Places:
+        # Clipped in place of checked: what is out of the payload fails in `_check`.
         found = at + self._words.take(at >> 2, mode="clip")
         return self._check(found, 4, 4)
 
@@ -137,6 +135,58 @@ class _Walk:
 def words_of(data: bytes) -> U32s:
     """Return *data* as numbers of 4 bytes, without the bytes after the last whole one."""
     return np.frombuffer(data, "<u4", len(data) // 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Tables of one type in a FlatBuffer."""
+
+    data: bytes
+    kind: TableType
+    tables: Places
+    """Position of each table."""
+    fields: Places
+    """Positions of their fields, negative if absent: of shape ``(count, slots)``."""
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def column(self, slot: int) -> NDArray[Any]:
+        """Read a field of all tables, a number or an id; an absent number is 0."""
+        at = self.fields[:, slot]
+        present = np.flatnonzero(at > 0)
+        code = self.kind.fields[slot].code
+        dtype = np.dtype(f"V{code[:-1]}" if code.endswith("s") else f"<{code}")
+        found = gather_numbers(self.data, at[present], dtype.str)
+        if len(found) == len(at):
+            return found
+        values = np.zeros(len(at), dtype)
+        values[present] = found
+        return values
+
+
+def read_rows(reader: FlatBufferReader, kind: TableType, tables: Places) -> Rows:
+    """Check the *tables* and their vtables as *reader* does, and find their fields."""
+    data = reader.data
+    reader.spend(len(tables) * TABLE_NBYTES)
+    vtables = tables - gather_numbers(data, tables, "<i4")
+    distinct, inverse = distinct_of(vtables)
+    layouts = [reader.lay_out(kind, vtable) for vtable in distinct.tolist()]
+    sizes = np.array([layout.struct.size for layout in layouts], np.int64)
+    if (tables + sizes[inverse] > len(data)).any():
+        raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+    places = np.array([layout.places for layout in layouts], np.int64)
+    # So that the position of an absent field is negative.
+    places = np.where(places, places, -(2**62)).reshape(len(layouts), len(kind.fields))
+    return Rows(data, kind, tables, places.take(inverse, axis=0) + tables[:, None])
+
+
+def read_targets(reader: FlatBufferReader, at: int) -> Places:
+    """Return the positions that the offsets in the vector at *at* lead to."""
+    start, count = reader.vector(at, _WORD)
+    slots = start + _WORD * np.arange(count)
+    targets: Places = slots + gather_numbers(reader.data, slots, "<u4")
+    return targets
 
 
 def read_columns(data: bytes, indexes: U32s, ndim: int) -> U32s:
@@ -189,6 +239,7 @@ class Vectors:
     def add(self, data: bytes) -> int:
         """Write *data* once, and return its position, which is never 0."""
         if (place := self._places.get(data)) is None:
+            # From one to four: at least one NUL, which ends a text.
             padding = bytes(_WORD - len(data) % _WORD)
             place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
         return place
@@ -222,16 +273,20 @@ def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> 
     """Copy *lengths* words from *starts* to where *stops* end: adjacent vectors at once, if most
     are, or else a block of vectors at a time.
     """
+    # Padded, as the last vector may end within a word.
     words = np.frombuffer(data + bytes(-len(data) % _WORD), "<u4")
     copied = np.empty(int(lengths.sum()), np.uint32)
     runs = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-    if len(runs) < len(starts) // _RUN:
+    # Slices are faster only for runs of 64 vectors and more.
+    if len(runs) < len(starts) // 64:
         for first, last in pairwise([0, *runs.tolist(), len(starts)]):
-            begin, start = int(stops[first] - lengths[first]), int(starts[first])
+            begin = int(stops[first] - lengths[first])
+            start = int(starts[first])
             piece = words[start : start + int(stops[last - 1]) - begin]
             copied[begin : begin + len(piece)] = piece
         return copied
-    turns = np.searchsorted(stops, np.arange(_COPIED, len(copied), _COPIED))
+    # 2^18 words at a time, so that the indexes take little memory.
+    turns = np.searchsorted(stops, np.arange(2**18, len(copied), 2**18))
     edges = np.unique([0, *turns.tolist(), len(stops)])
     for first, last in pairwise(edges.tolist()):
         begin, end = int(stops[first] - lengths[first]), int(stops[last - 1])
@@ -271,17 +326,21 @@ def write_table_vector(
     tables that have the position of their vtable among these.
     """
     count = sum(len(tables) for _, tables in batches)
+    # An even number of words, so that the tables begin at a multiple of 8.
     head = np.zeros(1 + count + (1 + count) % 2, "<u4")
     head[0] = count
     pieces: list[Bytes] = [head]
-    row, at = 1, head.nbytes
+    row = 1
+    at = head.nbytes
     for vtables, tables in batches:
         places = at + len(vtables) + tables.itemsize * np.arange(len(tables))
         rows = np.arange(row, row + len(tables))
+        # So far the position of the vtable in *vtables*, from now on the distance back to it.
         tables["vtable"] = places - at - tables["vtable"]
         head[rows] = places - _WORD * rows
         pieces += vtables, tables
-        row, at = row + len(tables), at + len(vtables) + tables.nbytes
+        row = row + len(tables)
+        at = at + len(vtables) + tables.nbytes
     check_nbytes(at + len(vectors))
     return [*pieces, vectors]
 

@@ -25,7 +25,6 @@ from shardgate.formats.reading import DecodeError
 from shardgate.model import check_integer
 
 _CONTAINERS: Final = "virtual_chunk_containers"
-_NULL: Final = "tag:yaml.org,2002:null"
 _MAX_DEPTH: Final = 32
 _MAX_LEVEL: Final = 22
 MAX_NBYTES: Final = 64 * 1024
@@ -120,7 +119,8 @@ def decode_config(config: Json) -> Config:
 
 def _container(document: Json) -> VirtualContainer:
     members = _members(document, "a container")
-    name, url_prefix = members.get("name"), members.get("url_prefix")
+    name = members.get("name")
+    url_prefix = members.get("url_prefix")
     if not isinstance(name, str | None) or not isinstance(url_prefix, str):
         raise DecodeError("the name or the url_prefix of a container is not a string")
     return VirtualContainer(name, url_prefix)
@@ -159,7 +159,8 @@ def _plain(node: Node | None) -> Json:
             if not all(isinstance(key, ScalarNode) for key, _ in node.value):
                 raise DecodeError("unsupported YAML: a key is not a string")
             return {key.value: _plain(item) for key, item in node.value}
-        case ScalarNode() if node.tag != _NULL:
+        case ScalarNode() if node.tag != "tag:yaml.org,2002:null":
+            # Raises for a lone surrogate, which is no text: UnicodeEncodeError is a ValueError.
             node.value.encode()
             return node.value
     return None
@@ -259,6 +260,7 @@ def _search(pattern: str) -> _Matches[str]:
 def _compile(pattern: str) -> Any:
     """Compile *pattern* with RE2, whose searches take time linear in the text."""
     options = re2.Options()
+    # RE2 would write the pattern of a stranger to the standard error.
     options.log_errors = False
     options.never_capture = True
     try:

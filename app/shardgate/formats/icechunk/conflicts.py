@@ -85,6 +85,7 @@ def rebase(
         _find_places(ours, theirs),
         _find_chunks(ours, theirs, policy),
     )
+    # Each kind once for a path, whatever number of finders sees it.
     found = {(each.path, each.kind): each for finder in finders for each in finder}
     if found:
         return [found[at] for at in sorted(found)]
@@ -155,7 +156,8 @@ def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConf
     for node_id in ours.deleted:
         if theirs.is_gone(node_id):
             continue
-        node, is_updated = theirs.before[node_id], theirs.is_updated(node_id)
+        node = theirs.before[node_id]
+        is_updated = theirs.is_updated(node_id)
         if node.array is None and is_updated:
             yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
         elif node.array is not None and (is_updated or theirs.chunks(node_id)):

@@ -1,7 +1,7 @@
 """Arrays of chunk coordinates: sorted, deduplicated and compared a million rows at a time."""
 
 from math import prod
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,6 @@ type Coords = U32s
 """Chunk coordinates of shape ``(count, ndim)``; of shards, where the array is sharded."""
 type Mask = NDArray[np.bool_]
 type Places = NDArray[np.int64]
-
-_OBJECTS_NBYTES: Final = 700
-_AXIS_NBYTES: Final = 108
 
 
 class BoxAxis(NamedTuple):
@@ -47,7 +44,7 @@ class Box(tuple[BoxAxis, ...]):
     @property
     def nbytes(self) -> int:
         """Memory of the box itself, in bytes."""
-        return _OBJECTS_NBYTES + len(self) * _AXIS_NBYTES
+        return 700 + len(self) * 108  # memory of the Python objects, as measured
 
     @property
     def cells(self) -> int:
@@ -69,6 +66,7 @@ class Box(tuple[BoxAxis, ...]):
         for row, axis in zip(columns, self, strict=True):
             if axis.extent == 1:
                 continue
+            # In the type of the keys: the product may exceed the 4 bytes of a coordinate.
             steps = np.multiply(row - np.uint32(axis.low), dtype(axis.stride), dtype=dtype)
             np.add(keys, steps, out=keys)
         return keys
@@ -98,6 +96,7 @@ def sort_columns(columns: U32s) -> SortedRows:
         first[1:] = False
         return SortedRows(np.arange(count), first)
     if (box := Box.around(columns)) is None:
+        # Slower than one number for each row, but this box has too many cells for that.
         order = np.lexsort(columns[::-1])
         ordered = columns[:, order]
         first[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
@@ -147,6 +146,7 @@ def rows_in(coords: Coords, others: Coords) -> Mask:
         return found
     both = np.concatenate((coords, others))
     order, first = sort_columns(np.ascontiguousarray(both.T))
+    # The sort is stable: of equal rows that of *coords* comes first, and the next is no first one.
     ours = order[:-1][~first[1:]]
     found[ours[ours < len(coords)]] = True
     return found

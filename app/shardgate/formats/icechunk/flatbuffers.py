@@ -26,55 +26,31 @@ MAGIC: Final = "ICE🧊CHUNK".encode()
 _VERSION_AT: Final = 36
 _COMPRESSION_AT: Final = 38
 _VERSIONS: Final = (1, 2)
-_WRITER: Final = b"shardgate"
-_LEVEL: Final = 3
-_THREADS: Final = 2
-_SHARED_NBYTES: Final = 8 * 1024**2
-"""Size of the payloads that threads share; for smaller ones they only add processor time."""
 
 U16: Final = Struct("<H")
 U32: Final = Struct("<I")
 I32: Final = Struct("<i")
 U64: Final = Struct("<Q")
 
-_MEMORY_PER_BYTE: Final = 32
-"""Memory per byte of payload; dense JSON takes 27 times its length, and small tables less."""
-_MEMORY_PER_LIMIT: Final = 4
-_LEAST_MEMORY_NBYTES: Final = 256 * 1024
-_LEAST_LIMIT_NBYTES: Final = 1024**2
-"""Smaller limits bound the size of files, but not the memory to decode them."""
-_DEFAULT_LIMIT_NBYTES: Final = 2**29
 TABLE_NBYTES: Final = 256
-_LAYOUT_NBYTES: Final = 1024
+"""Memory of the Python objects for a table."""
 ITEM_NBYTES: Final = 128
-_TARGET_NBYTES: Final = 64
-"""Memory of the Python objects for a table, a vtable, a string or struct, and a position."""
+"""Memory of the Python objects for a string or a struct."""
 STRING_PER_BYTE: Final = 4
 TABLE_STEPS: Final = 4
 """Steps for a table, of about 0.5 µs; one more for a text or an offset."""
-_LAYOUT_STEPS: Final = 32
-"""Steps for a vtable."""
-_MOST_STEPS: Final = 2**22
-"""Steps that any file may take: a snapshot may have 30,000 nodes, however well they compress."""
-_STEPS_PER_STORED_BYTE: Final = 4
-"""Further steps for each byte of the file: a snapshot in ``repo`` takes half a step a byte, since
-its id does not compress, and a node of an array about two."""
-_BYTES_PER_STEP: Final = 32
-"""Decompressed bytes for a further step."""
-_DOCUMENT_STEPS: Final = 64
-"""Steps for a document of a node, whose bytes are counted as well."""
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
-_IDENTIFIER: Final = b"Ichk"
 _WIDEST: Final = 8
 _KEPT_LAYOUTS: Final = 1024
 
 
 def decoded_nbytes(payload_nbytes: int, limit_nbytes: int) -> int:
     """Return the limit of the memory of objects decoded from a payload, in bytes."""
-    return min(
-        payload_nbytes * _MEMORY_PER_BYTE + _LEAST_MEMORY_NBYTES,
-        max(limit_nbytes, _LEAST_LIMIT_NBYTES) * _MEMORY_PER_LIMIT,
-    )
+    # Dense JSON takes 27 times its length, and small tables less.
+    by_length = 32 * payload_nbytes + 256 * 1024
+    # Limits below a MiB bound the size of files, but not the memory to decode them.
+    by_limit = 4 * max(limit_nbytes, 1024**2)
+    return min(by_length, by_limit)
 
 
 class Field(NamedTuple):
@@ -88,8 +64,6 @@ class Field(NamedTuple):
     """Value of a field that a table lacks."""
     name: str = ""
     """Name of a field that no table lacks."""
-    copy: "Callable[[Any, Any], Any] | None" = None
-    """Copies the targets of many offsets; see `TableCopier`."""
 
     def required(self, name: str) -> "Field":
         """Return the type of a field that every table has; *name* is for errors."""
@@ -146,7 +120,7 @@ class FlatBufferReader:
     def __init__(
         self,
         data: bytes,
-        limit_nbytes: int = _DEFAULT_LIMIT_NBYTES,
+        limit_nbytes: int = 2**29,
         version: int = 2,
         *,
         stored_nbytes: int | None = None,
@@ -158,8 +132,9 @@ class FlatBufferReader:
         self._left_nbytes = decoded_nbytes(len(data), limit_nbytes)
         self._layouts: dict[tuple[TableType, int], TableLayout] = {}
         stored_nbytes = len(data) if stored_nbytes is None else stored_nbytes
-        more_steps = _STEPS_PER_STORED_BYTE * stored_nbytes + len(data) // _BYTES_PER_STEP
-        self.steps = StepBudget(_MOST_STEPS + more_steps)
+        # Any file may take 2^22 steps: 30,000 nodes compress well. Each snapshot in ``repo`` takes
+        # half a step a stored byte, since its id does not compress; a node of an array takes two.
+        self.steps = StepBudget(2**22 + 4 * stored_nbytes + len(data) // 32)
         self._documents = StepBudget(len(data))
 
     def spend(self, nbytes: int) -> None:
@@ -175,7 +150,7 @@ class FlatBufferReader:
 
     def spend_document(self, nbytes: int) -> None:
         """Count a document of *nbytes*. No writer shares any, so that all fit into the payload."""
-        self.steps.spend(_DOCUMENT_STEPS)
+        self.steps.spend(64)  # beside those for its bytes
         self._documents.spend(nbytes)
 
     def root(self, kind: TableType) -> list[Any]:
@@ -196,14 +171,16 @@ class FlatBufferReader:
     def targets(self, at: int) -> list[int]:
         """Return the positions that the offsets in the vector at *at* lead to."""
         start, count = self.vector(at, U32.size)
-        self.check(count * _TARGET_NBYTES)
+        self.check(count * 64)  # two Python integers, and their places in lists
         self.steps.spend(count)
+        # One call for all offsets: a vector may have a million.
         offsets = struct.unpack_from(f"<{count}I", self.data, start)
         return list(map(add, range(start, start + U32.size * count, U32.size), offsets))
 
     def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
         """Return the position of the first item of the vector at *at*, and the number of items."""
-        count, start = self._number(U32, at), at + U32.size
+        count = self._number(U32, at)
+        start = at + U32.size
         if start + count * item_nbytes > len(self.data):
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it")
         self.spend(count * item_nbytes)
@@ -239,6 +216,7 @@ class FlatBufferReader:
         try:
             vtable = at - I32.unpack_from(data, at)[0]
             layout = self._layouts.get((kind, vtable)) or self.lay_out(kind, vtable)
+            # An absent field has a negative index in `order`: of its default, behind the values.
             values = (*layout.struct.unpack_from(data, at), *kind.absent)
         except struct.error:
             raise DecodeError("damaged FlatBuffer: a table reaches out of it") from None
@@ -249,13 +227,14 @@ class FlatBufferReader:
 
     def lay_out(self, kind: TableType, vtable: int) -> TableLayout:
         """Check the vtable at *vtable*, and return where it places the fields of *kind*."""
-        self.spend(_LAYOUT_NBYTES)
-        self.steps.spend(_LAYOUT_STEPS)
+        self.spend(1024)  # memory of a `TableLayout`, as measured
+        self.steps.spend(32)
         stop = vtable + self._number(U16, vtable)
         size = 2 * len(kind.fields)
         slots = self.data[vtable + 4 : max(vtable + 4, min(vtable + 4 + size, stop))]
         if vtable + 4 + len(slots) > len(self.data) or stop > len(self.data):
             raise DecodeError("damaged FlatBuffer: a table reaches out of it")
+        # An unknown field that is absent is 0 in the vtable, and loses nothing.
         if self.is_strict and self.data[vtable + 4 + size : stop].strip(b"\0"):
             raise DecodeError("it has fields that only a newer specification knows")
         layout = self._layouts[kind, vtable] = _lay_out(kind, slots)
@@ -265,17 +244,22 @@ class FlatBufferReader:
 @lru_cache(_KEPT_LAYOUTS)
 def _lay_out(kind: TableType, vtable: bytes) -> TableLayout:
     """Lay out tables of *kind* for reading; *vtable* has the positions of the first fields."""
-    size, count = len(kind.fields), len(vtable) // 2
+    size = len(kind.fields)
+    count = len(vtable) // 2
     places = [*struct.unpack_from(f"<{count}H", vtable), *[0] * (size - count)]
+    # Absent fields: from the end, where the defaults are.
     order = list(range(-size, 0))
-    code, end, links = "<4x", I32.size, []
+    code = "<4x"
+    end = I32.size
+    links = []
     present = sorted([(place, slot) for slot, place in enumerate(places) if place])
     for index, (place, slot) in enumerate(present):
         field = kind.fields[slot]
         if place < end:
             raise DecodeError("damaged FlatBuffer: two fields overlap")
         code += f"{place - end}x{field.code}"
-        end, order[slot] = place + kind.nbytes[slot], index
+        end = place + kind.nbytes[slot]
+        order[slot] = index
         if field.read is not None:
             links.append((slot, place, field.read))
     for field, index in zip(kind.fields, order, strict=True):
@@ -288,21 +272,23 @@ class FlatBufferWriter:
     """Writes a FlatBuffer front to back: each table before what its offsets lead to."""
 
     def __init__(self) -> None:
-        self.data = bytearray(U32.size) + _IDENTIFIER
+        self.data = bytearray(U32.size) + b"Ichk"  # the identifier of the schema
         self._layouts: dict[tuple[TableType, tuple[bool, ...]], tuple[TableLayout, int]] = {}
 
     def finish(self, kind: TableType, row: Sequence[Any]) -> bytearray:
         """Write the root table, and return the whole FlatBuffer."""
         root = self.table(kind, row)
-        self._pad(U32.size)
+        self.pad(U32.size)
+        # The first number of a FlatBuffer leads to its root.
         U32.pack_into(self.data, 0, root)
         return self.data
 
     def table(self, kind: TableType, row: Sequence[Any]) -> int:
         """Write a table, whose fields that are `None` are absent, and return its position."""
         present = tuple([value is not None for value in row])
-        layout, vtable = self._layouts.get((kind, present)) or self._lay_out(kind, present)
-        at = self._pad(_WIDEST, I32.size)
+        layout, vtable = self._layouts.get((kind, present)) or self.lay_out(kind, present)
+        # The fields lie behind the offset of the vtable, the widest first.
+        at = self.pad(_WIDEST, I32.size)
         self.data += layout.struct.pack(at - vtable, *[row[slot] for slot in layout.order])
         for slot, place, write in layout.links:
             target = write(self, row[slot])
@@ -316,6 +302,7 @@ class FlatBufferWriter:
     def each[T](self, items: Sequence[T], write: Callable[[T], int]) -> int:
         """Write a vector of offsets to what *write* writes of *items*, and return its position."""
         at = self.vector(len(items), bytes(U32.size * len(items)))
+        # Each target lies behind its offset, as offsets have no sign.
         slots = range(at + U32.size, len(self.data), U32.size)
         offsets = [write(item) - slot for item, slot in zip(items, slots, strict=True)]
         pack_into(f"<{len(items)}I", self.data, at + U32.size, *offsets)
@@ -323,25 +310,26 @@ class FlatBufferWriter:
 
     def vector(self, count: int, data: bytes, align: int = U32.size) -> int:
         """Write a vector of *count* items, aligned to *align*, and return its position."""
-        at = self._pad(align, U32.size)
+        at = self.pad(align, U32.size)
         self.data += U32.pack(count)
         self.data += data
         return at
 
     def block(self, pieces: Sequence[Buffer]) -> int:
         """Write an encoded object with all that it leads to, and return its position."""
-        at = self._pad(_WIDEST)
+        at = self.pad(_WIDEST)
         for piece in pieces:
             self.data += memoryview(piece)
         return at
 
-    def _pad(self, align: int, before: int = 0) -> int:
+    def pad(self, align: int = _WIDEST, before: int = 0) -> int:
         self.data += bytes(-(len(self.data) + before) % align)
         return len(self.data)
 
-    def _lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
+    def lay_out(self, kind: TableType, present: tuple[bool, ...]) -> tuple[TableLayout, int]:
         """Write the vtable of tables that have the fields *present*; return its position too."""
-        layout, vtable = _plan(kind, present), self._pad(U16.size)
+        layout = _plan(kind, present)
+        vtable = self.pad(U16.size)
         head = 4 + 2 * len(present), layout.struct.size
         self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
         self._layouts[kind, present] = layout, vtable
@@ -352,13 +340,17 @@ class FlatBufferWriter:
 def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
     """Lay out tables of *kind* that have the fields *present* for writing: the widest lie first."""
     slots = [slot for slot in kind.widest_first if present[slot]]
-    code, end, places, links = "<i", I32.size, [0] * len(present), []
+    code = "<i"
+    end = I32.size
+    places = [0] * len(present)
+    links = []
     for slot in slots:
         field = kind.fields[slot]
         code += "4x" if field.write else field.code
         if field.write is not None:
             links.append((slot, end, field.write))
-        places[slot], end = end, end + kind.nbytes[slot]
+        places[slot] = end
+        end = end + kind.nbytes[slot]
     inline = [slot for slot in slots if kind.fields[slot].write is None]
     return TableLayout(Struct(code), inline, links, places)
 
@@ -366,10 +358,7 @@ def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
 def tables_of(kind: TableType) -> Field:
     """Make the type of a field that is a vector of tables."""
     return Field(
-        "I",
-        lambda reader, at: reader.tables(kind, at),
-        lambda to, rows: to.tables(kind, rows),
-        copy=lambda copier, at: copier.table_vectors(kind, at),
+        "I", lambda reader, at: reader.tables(kind, at), lambda to, rows: to.tables(kind, rows)
     )
 
 
@@ -390,7 +379,6 @@ def values_of(code: str, align: int = U32.size) -> Field:
         "I",
         lambda reader, at: [value for (value,) in reader.structs(at, kind)],
         lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
-        copy=lambda copier, at: copier.vectors(at, kind.size),
     )
 
 
@@ -412,20 +400,13 @@ INT32: Final = Field("i", absent=0)
 OBJECT_ID: Final = Field(f"{OBJECT_ID_NBYTES}s")
 FILE_ID: Final = OBJECT_ID.required("id")
 NODE_ID: Final = Field(f"{NODE_ID_NBYTES}s")
-TEXT: Final = Field(
-    "I", FlatBufferReader.text, _write_text, copy=lambda copier, at: copier.texts(at)
-)
+TEXT: Final = Field("I", FlatBufferReader.text, _write_text)
 TEXTS: Final = Field(
     "I",
     lambda reader, at: list(map(reader.text, reader.targets(at))),
     lambda to, texts: to.each(texts, partial(_write_text, to)),
 )
-DATA: Final = Field(
-    "I",
-    _read_data,
-    lambda to, data: to.vector(len(data), data),
-    copy=lambda copier, at: copier.vectors(at),
-)
+DATA: Final = Field("I", _read_data, lambda to, data: to.vector(len(data), data))
 OBJECT_IDS: Final = values_of(OBJECT_ID.code)
 UINT16S: Final = values_of("H")
 POSITION: Final = Field("I", lambda _, at: at, FlatBufferWriter.block)
@@ -502,10 +483,12 @@ def open_envelope(data: bytes, file_type: FileType, limit_nbytes: int) -> Envelo
     return Envelope(version, bytes(body))
 
 
-def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = _LEVEL) -> bytes:
+def seal_envelope(file_type: FileType, payload: bytes | bytearray, level: int = 3) -> bytes:
     """Return a file of *payload*, a FlatBuffer, compressed as the library requires."""
-    head = MAGIC + _WRITER.ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
-    threads = _THREADS if len(payload) > _SHARED_NBYTES else 0
+    # Name of the writer, version of the specification, type, and 1 for zstd.
+    head = MAGIC + b"shardgate".ljust(_VERSION_AT - len(MAGIC)) + bytes((2, file_type, 1))
+    # For smaller payloads threads only add processor time.
+    threads = 2 if len(payload) > 8 * 1024**2 else 0
     return head + zstandard.ZstdCompressor(level, threads=threads).compress(payload)
 
 

@@ -26,9 +26,7 @@ two million are fewer only than those of a value of megabytes.
 """
 _BYTES_PER_STEP: Final = 4
 VALUE_STEPS: Final = 2
-_VALUE_NBYTES: Final = 24
 _CONTAINER_NBYTES: Final = 56
-_KEY_NBYTES: Final = 48
 _WIDTHS: Final = (1, 2, 4, 8)
 _FLOATS: Final = {2: Struct("<e"), 4: Struct("<f"), 8: Struct("<d")}
 
@@ -83,12 +81,14 @@ class _FlexReader:
         self._left_nbytes = len(data) * MEMORY_PER_BYTE + _CONTAINER_NBYTES
 
     def root(self) -> Json:
-        width, packed = self._uint(len(self._data) - 1, 1), self._uint(len(self._data) - 2, 1)
+        width = self._uint(len(self._data) - 1, 1)
+        packed = self._uint(len(self._data) - 2, 1)
         return self._value(len(self._data) - 2 - _check_width(width), width, packed, 0)
 
     def _value(self, at: int, slot_width: int, packed: int, depth: int) -> Json:
-        self._spend(_VALUE_NBYTES)
+        self._spend(24)  # memory of a small Python object
         self._steps.spend(VALUE_STEPS)
+        # Six bits for the kind, two for the logarithm of the width.
         kind, width = packed >> 2, 1 << (packed & 3)
         match kind:
             case _K.NULL:
@@ -127,7 +127,8 @@ class _FlexReader:
         if kind == _K.VECTOR:
             return values
         # The vector of the keys, and its width, precede the number of values.
-        start, key_width = self._follow(at - 3 * width, width), self._uint(at - 2 * width, width)
+        start = self._follow(at - 3 * width, width)
+        key_width = self._uint(at - 2 * width, width)
         if self._count(start, _check_width(key_width)) != count:
             raise DecodeError("damaged FlexBuffer: a map has more keys than values, or fewer")
         slots = range(start, start + count * key_width, key_width)
@@ -140,10 +141,11 @@ class _FlexReader:
         return [self._value(at + i * width, width, kind << 2, depth) for i in range(count)]
 
     def _key(self, at: int) -> str:
+        # A key ends at its NUL; its length is stored nowhere.
         stop = self._data.find(0, at) if at >= 0 else -1
         if stop < 0:
             raise DecodeError("damaged FlexBuffer: a key does not end")
-        self._spend(_KEY_NBYTES)
+        self._spend(48)  # memory of a `str` beside its text
         self._steps.spend(VALUE_STEPS)
         return _decode_text(self._slice(at, stop - at))
 
@@ -208,6 +210,7 @@ class _FlexSlot(NamedTuple):
         """Return the least slot width of a vector written at *end* with this as item *index*."""
         if not self.is_offset:
             return self.width
+        # A wider slot moves the items, and so the offset gets longer: try each width.
         steps = ((w, int(end + -end % w + index * w - self.number)) for w in _WIDTHS)
         return next(width for width, step in steps if step < 1 << 8 * width)
 
@@ -250,6 +253,7 @@ class _FlexWriter:
         self.data += bytes(-len(self.data) % width)
         for slot in slots:
             if slot.kind == _K.FLOAT:
+                # A float always has 8 bytes, which are the widest slot.
                 self.data += struct.pack("<d", slot.number)
             else:
                 number = len(self.data) - slot.number if slot.is_offset else slot.number
@@ -263,13 +267,15 @@ class _FlexWriter:
         return _FlexSlot(_K.STRING, start, count.width, is_offset=True)
 
     def _key(self, text: str) -> _FlexSlot:
-        data, start = text.encode(), len(self.data)
+        data = text.encode()
+        start = len(self.data)
         if b"\0" in data:
             raise ValueError("a key has NUL in it")
         self.data += data + b"\0"
         return _FlexSlot(_K.KEY, start, 1, is_offset=True)
 
     def _map(self, members: Mapping[str, Json], depth: int) -> _FlexSlot:
+        # Readers search keys by bisection, in the order of bytes.
         names = sorted(members, key=str.encode)
         pairs = [(self._key(name), self.value(members[name], depth)) for name in names]
         keys = self._vector([key for key, _ in pairs])

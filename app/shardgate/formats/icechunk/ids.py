@@ -43,6 +43,7 @@ def decode_ids(texts: Sequence[str]) -> list[bytes] | None:
     letters = np.frombuffer(joined.encode(), np.uint8).reshape(len(texts), _LETTERS)
     values = _TABLE[letters]
     bits = np.unpackbits(values[:, :, None], axis=2)
+    # A letter that is none is -1, whose upper bits are set.
     if bits[:, :, :3].any():
         return None
     data = np.packbits(bits[:, :, 3:].reshape(len(texts), _LETTERS * 5), axis=1)

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -67,10 +67,6 @@ from shardgate.model import (
     VirtualKey,
 )
 
-_VIEW_REVISION: Final = "u1"
-"""Part of ETags; to be changed when the same snapshot is served in another form."""
-_NOWHERE: Final = ObjectRef("", "")
-
 
 class KeyBlock[N](NamedTuple):
     """Keys of a node that follow one another: its document, or all its chunks."""
@@ -93,11 +89,6 @@ class _FoundNode(NamedTuple):
     rest: str
 
 
-_WITH_SLASHES: Final = ("s3:", "s3+", "memory:")
-"""Buckets at whose root Icechunk before 2.1 wrote keys that begin with a slash, ``/repo``; those of
-``memory:`` are for tests."""
-
-
 @dataclass(frozen=True, slots=True)
 class Icechunk:
     """Format of directories with ``repo``, or with the branch ``main`` below ``refs``."""
@@ -116,13 +107,16 @@ class Icechunk:
         """Return `None`: no documents are translated."""
 
     def markers(self, directory: ObjectRef) -> tuple[Read[Any], Read[Any]]:
-        refs, files = RepoRefs(directory, self.limit_nbytes), FileRefs(directory)
+        refs = RepoRefs(directory, self.limit_nbytes)
+        files = FileRefs(directory)
         return refs.read, files.read(MAIN)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open the repository at *directory*; its existence is cached without expiry."""
         layout = await self._open(directory, fetch)
-        if layout is None and not directory.key and directory.bucket.startswith(_WITH_SLASHES):
+        # Icechunk before 2.1 wrote ``/repo`` at the root of a bucket; ``memory:`` is for tests.
+        has_slash = directory.bucket.startswith(("s3:", "s3+", "memory:"))
+        if layout is None and not directory.key and has_slash:
             layout = await self._open(directory._replace(key="/"), fetch)
         return layout
 
@@ -210,7 +204,8 @@ class RepositoryLayout(Layout):
         """
         if (found := await self._find(key, fetch)) is None:
             return MISSING
-        is_immutable, modified_s = not isinstance(found.ref, Branch), found.modified_s
+        is_immutable = not isinstance(found.ref, Branch)
+        modified_s = found.modified_s
         if found.rest == DOCUMENT:
             place = _show(found.snapshot, found.path, found.node)
             return Referenced(place, "", is_immutable, modified_s)
@@ -230,7 +225,8 @@ class RepositoryLayout(Layout):
         if (dated := await self.repository.dated_snapshot(ref, io.fetch)) is None:
             return
         snapshot, modified_s = dated
-        within, folded = window.below(lead), None
+        within = window.below(lead)
+        folded = None
         for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
             if (start := within.fold(block.start)) is not None:
                 if start != folded and within.opens(start):
@@ -265,7 +261,8 @@ class RepositoryLayout(Layout):
             return None
         if found.node.chunks is None or (address := found.node.parse(found.rest)) is None:
             return None
-        node, coords = found.node, address.coords
+        node = found.node
+        coords = address.coords
         referred = await self.repository.find(node.node_id, found.node.chunks, coords, fetch)
         if referred is None or isinstance(place := referred[1].place, Inline):
             return None
@@ -283,7 +280,8 @@ class RepositoryLayout(Layout):
             return f"there is no ref {spelled}: {hint}"
         if (found := await self._find(key, fetch)) is None:
             return ""
-        node, rest = found.node, found.rest
+        node = found.node
+        rest = found.rest
         if node.chunks is None or not node.chunks.keys.owns(rest) or node.parse(rest) is not None:
             return ""
         array = node.document.array
@@ -295,6 +293,7 @@ class RepositoryLayout(Layout):
         named = self.repository.refs.named
         try:
             found = [(kind, await named(kind, fetch, listing)) for kind in (Branch, Tag)]
+        # A web server lists nothing, but the branch main has a name that is known.
         except StorageUnusableError:
             found = [(kind, await named(kind, fetch)) for kind in (Branch, Tag)]
         return [
@@ -357,7 +356,8 @@ class RepositoryLayout(Layout):
             found = await self.repository.find(node.node_id, chunks, coords, io.fetch)
             if found is None or (array := node.document.array) is None:
                 continue
-            reading, (manifest, (place, *_)) = io, found
+            manifest, (place, *_) = found
+            reading = io
             if isinstance(place, Inline):
                 reading = io._replace(fetch=InlineFetch(place))
                 place = Stored(manifest, ByteRange(0, len(place.data)), place.etag)
@@ -373,7 +373,8 @@ class RepositoryLayout(Layout):
             found = await self._lookup(node, key, fetch)
             if found is None or node.document.array or not isinstance(found[1], Virtual):
                 raise
-            return Referenced(Part(_NOWHERE, found[1].byte_range), "", is_immutable=False)
+            # Nothing reads the place; a listing needs its length.
+            return Referenced(Part(ObjectRef("", ""), found[1].byte_range), "", is_immutable=False)
 
     async def _locate_chunk(
         self, node: SnapshotNode, key: str, fetch: Fetch
@@ -390,7 +391,8 @@ class RepositoryLayout(Layout):
         manifest, referenced = found
         place: ShardPlace = referenced.place
         for level in levels:
-            entry, most_nbytes = level.entry(element), self.whole_index_nbytes
+            entry = level.entry(element)
+            most_nbytes = self.whole_index_nbytes
             try:
                 place = await locate_entry(place, level.index, entry, fetch, most_nbytes)
             except DecodeError as error:
@@ -445,7 +447,8 @@ def key_blocks[N](
 
 
 def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
-    etag = ETag(f'"{encode_id(snapshot.object_id)}-{_VIEW_REVISION}"')
+    # "u1" is to be changed when the same snapshot is served in another form.
+    etag = ETag(f'"{encode_id(snapshot.object_id)}-u1"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
 
 

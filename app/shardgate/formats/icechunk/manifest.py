@@ -43,9 +43,6 @@ from shardgate.model import ByteRange, Condition, ETag, UnmodifiedSince
 
 _MAX_ARRAYS: Final = 2**16
 """Each takes time and memory; the library writes one into a manifest."""
-_CELLS_PER_REFERENCE: Final = 3
-"""Up to so many, a table of all cells is no larger than a sorted list, and faster."""
-_WIDE_NBYTES: Final = 800
 
 MANIFEST: Final = TableType(
     FILE_ID, tables_of(ARRAY_CHUNKS).required("arrays"), DATA, UINT8._replace(absent=1)
@@ -55,15 +52,9 @@ _FIELD_NBYTES: Final = (4, 8, 8, OBJECT_ID_NBYTES, 4, 4, 4, 4)
 """Size of each field of `ChunkRef` in its table, as in `RefLayout`."""
 _ZSTD: Final = 1
 MAX_LOCATION_NBYTES: Final = 1024
-_MAX_WINDOW_NBYTES: Final = 2**23
 _MAX_TEXT_NBYTES: Final = 8192
 _MAX_LAYOUTS: Final = 64
-_MAX_LOCATIONS: Final = 4096
-"""Limit of the decompressed locations that are kept: many chunks lie in one object."""
-_BYTES_PER_LOCATION: Final = 1024
-_KEPT_LOCATION_NBYTES: Final = 256
 STRONG_ETAG: Final = re.compile(r"[\x21\x23-\x7e\x80-\xff]*")
-_END: Final = 2**63 - 1
 _OUTSIDE: Final = "it reaches out of the manifest"
 
 
@@ -166,7 +157,7 @@ class Wide:
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + self.tables.nbytes + _WIDE_NBYTES
+        return self.rows.nbytes + self.tables.nbytes + 800  # Python objects
 
     def find(self, coords: tuple[int, ...]) -> int:
         rows = self.rows
@@ -193,10 +184,12 @@ def make_array_index(columns: U32s, tables: U32s) -> ArrayIndex:
         return Wide(np.ascontiguousarray(columns[:, order].T), tables[order])
     keys = box.keys(columns)
     rises = bool((keys[1:] > keys[:-1]).all())
-    if box.cells <= len(keys) * _CELLS_PER_REFERENCE:
+    # With at most three cells for a reference, a table of all cells is no larger, and faster.
+    if box.cells <= len(keys) * 3:
         if rises and box.cells == len(keys):
             return Dense(box, tables.copy().data)
         cells = np.zeros(box.cells, np.uint32)
+        # Backwards, so that the first of equal cells is written last.
         cells[keys[::-1]] = tables[::-1]
         return Dense(box, cells.data)
     if not rises:
@@ -222,6 +215,7 @@ class Manifest:
         """
         index = self.arrays.get((node_id, len(coords)))
         position = index.find(coords) if index else 0
+        # Early writers gave the chunk of an array without dimensions the coordinate 0.
         if not position and (coords or not (position := self._find_old_scalar(node_id))):
             return None
         try:
@@ -282,6 +276,7 @@ def _rows_by_ndim(ndims: U32s) -> list[slice] | list["np.ndarray[tuple[int], np.
         return []
     if ndims.min() == ndims.max():
         return [slice(None)]
+    # Stable, so that the first of equal references stays the first.
     order = np.argsort(ndims, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(ndims[order])) + 1)
 
@@ -328,10 +323,11 @@ class LocationCodec:
         self._max_kept = 0
         self.nbytes = 0
         if dictionary and algorithm == _ZSTD:
-            self._decompressor = zstd_decompressor(dictionary, _MAX_WINDOW_NBYTES)
-            self._max_kept = min(_MAX_LOCATIONS, payload_nbytes // _BYTES_PER_LOCATION)
+            self._decompressor = zstd_decompressor(dictionary, 2**23)  # RFC 8878
+            # Many chunks lie in one object, so that few locations are worth keeping.
+            self._max_kept = min(4096, payload_nbytes // 1024)
             self.nbytes = self._decompressor.memory_size() + 3 * len(dictionary)
-            self.nbytes += self._max_kept * _KEPT_LOCATION_NBYTES
+            self.nbytes += self._max_kept * 256  # Python objects of a location
 
     def decode(self, data: bytes) -> str:
         """Return the location that *data* holds. Raises: `DecodeError`."""
@@ -344,6 +340,7 @@ class LocationCodec:
                 raise DecodeError("its location is compressed, and there is no location_dictionary")
             raise DecodeError(f"its location is compressed by unknown algorithm {self.algorithm}")
         location = _decode_text(self._decompress(self._decompressor, data))
+        # Emptied in place of evicted: neighbours in time lie in the same objects.
         if len(self._kept) >= self._max_kept:
             self._kept = {}
         self._kept[data] = location
@@ -351,6 +348,7 @@ class LocationCodec:
 
     def _decompress(self, decompressor: zstandard.ZstdDecompressor, data: bytes) -> bytes:
         try:
+            # A decompressor of zstandard must not be used by two threads at once.
             with self._lock:
                 return decompress_frame(decompressor, data, MAX_LOCATION_NBYTES)
         except DecodeError as error:
@@ -384,7 +382,7 @@ class ReferenceReader:
             return InlineChunk(data[at:stop], at)
         start = U64.unpack_from(data, table + offset)[0] if offset else 0
         stop = start + U64.unpack_from(data, table + length)[0] if length else start
-        if stop > _END:
+        if stop > 2**63 - 1:  # no object is so long, and no HTTP range
             raise DecodeError("it ends past 2^63")
         if chunk_id:
             at = table + chunk_id
@@ -400,6 +398,7 @@ class ReferenceReader:
         layout = RefLayout(
             *(U16.unpack_from(self.data, at)[0] if at + 2 <= stop else 0 for at in slots)
         )
+        # Once for all references with this vtable, in place of once for each.
         layout.kind  # noqa: B018  raises
         if len(self._layouts) == _MAX_LAYOUTS:
             self._layouts = {}

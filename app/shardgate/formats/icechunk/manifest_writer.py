@@ -56,10 +56,10 @@ _COLUMNS: Final = (
 """Columns of `Payloads`, the fields of `ChunkRef` that they have, and types of those that are no
 offsets of vectors.
 """
-_ETAG_SLOT: Final = 6
-_MODIFIED_SLOT: Final = 7
 _VTABLE_NBYTES: Final = 24
 _SLOTS: Final = 10
+_CHECK_SLOTS: Final = {"etag": 6, "modified": 7}
+"""Slots of `ChunkRef` after the index for a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,8 @@ def rewrite_manifests(
 
 def _plan(rewrite: ArrayRewrite) -> _ManifestPlan:
     """Keep manifests that lie in one box of the grid without changes, as the library does."""
-    grid, coords = rewrite.grid, rewrite.changes.coords
+    grid = rewrite.grid
+    coords = rewrite.changes.coords
     cells = distinct_rows(rewrite.cells(coords[inside(coords, grid)]))
     changed = set(map(tuple, cells.tolist()))
     plan = _ManifestPlan([], [])
@@ -203,7 +204,8 @@ def _read_source(
     rewrite: ArrayRewrite, number: int, ref: ManifestRef, manifest: Manifest
 ) -> _Source:
     """Read the references of *manifest* that readers find."""
-    grid, node_id = rewrite.grid, rewrite.node_id
+    grid = rewrite.grid
+    node_id = rewrite.node_id
     coords = manifest.coords(node_id, len(grid))
     extents = _visible(ref, len(grid)) or ()
     low = tuple(start for start, _ in extents)
@@ -241,6 +243,7 @@ def _merge(rewrite: ArrayRewrite, parts: list[_Source]) -> Iterator[_Merged]:
     rows = np.concatenate([part.payloads.rows for part in parts])
     sources = np.repeat(np.arange(len(parts)), [len(part.coords) for part in parts])
     cells = rewrite.cells(coords)
+    # Sorted by box, then within it; stable, so that changes come before old references.
     columns = np.concatenate((cells.T, coords.T))
     order, first = sort_columns(columns)
     ordered = columns[: len(rewrite.grid), order]
@@ -249,6 +252,7 @@ def _merge(rewrite: ArrayRewrite, parts: list[_Source]) -> Iterator[_Merged]:
         cell = tuple(cells[here[:1]].ravel().tolist())
         numbers = _numbers(sources[here])
         pieces = [(number, here[sources[here] == number]) for number in numbers]
+        # A box without changes keeps its manifests apart, as the library does: no extents grow.
         if _CHANGES in numbers:
             pieces = [(_CHANGES, here[is_first])]
         for number, chosen in pieces:
@@ -294,13 +298,15 @@ def _copy_vectors(
     vectors: Vectors,
 ) -> None:
     """Copy to *vectors* what the *chosen* of *rows* lead to in *source*."""
-    data, codec = source.payloads.data, source.locations
+    data = source.payloads.data
+    codec = source.locations
     etags = np.flatnonzero(chosen & (rows["etag"] > 0))
     rows["etag"][etags] = vectors.copy(data, rows["etag"][etags])
     if codec is not None and (dictionary is None or codec.dictionary != dictionary):
         compressed = np.flatnonzero(chosen & (rows["kind"] == PayloadKind.COMPRESSED))
         texts = [codec.decode(vector_at(data, at)) for at in rows["value"][compressed].tolist()]
         rows["value"][compressed] = [vectors.add(text.encode()) for text in texts]
+        # Several dictionaries cannot be in one manifest: such locations are written plainly.
         rows["kind"][compressed] = PayloadKind.LOCATION
         chosen[compressed] = False
     values = np.flatnonzero(chosen & (rows["value"] > 0))
@@ -320,7 +326,8 @@ def write_references(coords: Coords, rows: NDArray[Any], vectors: Vectors) -> li
         found: NDArray[np.uint32] = tables.nbytes - fields_at + rows[column][chosen]
         return found.astype(np.uint32)
 
-    tables["start"], tables["length"] = rows["start"], rows["length"]
+    tables["start"] = rows["start"]
+    tables["length"] = rows["length"]
     tables["value"] = rows["chunk_id"]
     leading = np.flatnonzero(rows["value"])
     tables["value"][leading] = offsets_to("value", "value", leading).view("V4")
@@ -329,8 +336,8 @@ def write_references(coords: Coords, rows: NDArray[Any], vectors: Vectors) -> li
         tagged = np.flatnonzero(rows["etag"])
         tables["check"] = rows["modified"]
         tables["check"][tagged] = offsets_to("etag", "check", tagged)
-        forms += _MODIFIED_SLOT * (rows["modified"] > 0)
-        forms[tagged] = rows["kind"][tagged] * _SLOTS + _ETAG_SLOT
+        forms += _CHECK_SLOTS["modified"] * (rows["modified"] > 0)
+        forms[tagged] = rows["kind"][tagged] * _SLOTS + _CHECK_SLOTS["etag"]
     found = np.unique(forms)
     tables["vtable"] = _VTABLE_NBYTES * np.searchsorted(found, forms)
     vtables = np.zeros((len(found), _VTABLE_NBYTES // 2), "<u2")

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple, Never
 import msgpack
 
 from shardgate.formats.documents import Json
-from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import DATA, TEXT, Field, FlatBufferReader, TableType
 from shardgate.formats.icechunk.flexbuffers import (
     MAX_DEPTH,
@@ -18,7 +17,6 @@ from shardgate.formats.icechunk.flexbuffers import (
     plain_float,
     value_steps,
 )
-from shardgate.formats.icechunk.table_copies import TableCopier
 from shardgate.formats.reading import DecodeError, StepBudget
 
 VERSION: Final = 2
@@ -62,7 +60,7 @@ def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
 
 def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     items: list[tuple[str, bytes]] = []
-    for name, value in reader.tables(_ITEM, at):
+    for name, value in reader.tables(ITEM, at):
         items.append((name, value))
         if len(value) > _MAX_VALUE_NBYTES:
             raise DecodeError(_LONG_VALUE)
@@ -70,22 +68,11 @@ def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     return Metadata(reader.version, tuple(items))
 
 
-def _copy_values(copier: TableCopier, at: Places) -> Places:
-    nbytes = copier.counts(at, MEMORY_PER_BYTE - 1)
-    if (nbytes > _MAX_VALUE_NBYTES).any():
-        raise DecodeError(_LONG_VALUE)
-    return copier.vectors(at)
-
-
-_ITEM: Final = TableType(
-    TEXT.required("name of a metadata item"),
-    DATA.required("value of a metadata item")._replace(copy=_copy_values),
+ITEM: Final = TableType(
+    TEXT.required("name of a metadata item"), DATA.required("value of a metadata item")
 )
 METADATA: Final = Field(
-    "I",
-    _read_items,
-    lambda writer, metadata: writer.tables(_ITEM, metadata.items),
-    copy=lambda copier, at: copier.table_vectors(_ITEM, at),
+    "I", _read_items, lambda writer, metadata: writer.tables(ITEM, metadata.items)
 )
 
 

@@ -61,7 +61,8 @@ class Payloads:
         """Build *count* payloads of one *kind*; *values* are inline chunks or locations, *numbers*
         the other columns of `rows`. Empty columns are 0.
         """
-        rows, vectors = cls.gone(count).rows, Vectors()
+        rows = cls.gone(count).rows
+        vectors = Vectors()
         rows["kind"] = kind
         for name, column in numbers.items():
             rows[name] = column

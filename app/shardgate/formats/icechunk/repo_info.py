@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from shardgate.formats.icechunk.chunk_tables import vector_at
 from shardgate.formats.icechunk.config import Config, read_config
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
@@ -40,16 +39,12 @@ from shardgate.formats.icechunk.flatbuffers import (
 )
 from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.metadata_items import METADATA, Metadata
-from shardgate.formats.icechunk.table_copies import TableCopier, read_rows, write_mixed
 from shardgate.formats.reading import DecodeError
 
 NO_PARENT: Final = -1
 _SPEC_VERSIONS: Final = (1, 2)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
-_REF_NBYTES: Final = 256
-_SHORT_NBYTES: Final = 32 * 1024
-_ITEM_NBYTES: Final = 1024
 _BACKUP_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _STATUS: Final = TableType(UINT8, UINT64, TEXT)
 _REF: Final = TableType(TEXT.required("name of a ref"), UINT32)
@@ -95,7 +90,7 @@ class SnapshotInfo(NamedTuple):
     def nbytes(self) -> int:
         items = self.metadata.items
         texts = 4 * len(self.message) + sum(4 * len(name) + len(value) for name, value in items)
-        return _ITEM_NBYTES * (1 + len(items)) + texts
+        return 1024 * (1 + len(items)) + texts  # a KiB for the Python objects of each item
 
     @property
     def snapshot_id(self) -> str:
@@ -143,34 +138,14 @@ def checked_us(count: int) -> int:
 
 
 def _read_backup(reader: FlatBufferReader, at: int) -> str:
-    return _checked_backup(reader.text(at))
-
-
-def _checked_backup(name: str) -> str:
+    name = reader.text(at)
     if not is_backup(name):
         raise DecodeError(f"{name!r} is no name of a backup")
     return name
 
 
-def _copy_backups(copier: TableCopier, at: Places) -> Places:
-    copied, data = copier.texts(at), copier.reader.data
-    for each in at.tolist():
-        _checked_backup(vector_at(data, each).decode())
-    return copied
-
-
-def _copy_statuses(copier: TableCopier, at: Places) -> Places:
-    rows = read_rows(copier.reader, _STATUS, at)
-    for number, set_at_us in zip(*(rows.column(slot).tolist() for slot in range(2)), strict=True):
-        _make_status(number, set_at_us, None)
-    return copier.rows(rows)
-
-
 def _read_status(reader: FlatBufferReader, at: int) -> Status:
-    return _make_status(*reader.table(_STATUS, at))
-
-
-def _make_status(number: int, set_at_us: int, reason: str | None) -> Status:
+    number, set_at_us, reason = reader.table(_STATUS, at)
     if number not in Availability:
         raise DecodeError(f"the repository is of unknown availability {number}")
     return Status(Availability(number), moment(checked_us(set_at_us)), reason)
@@ -179,6 +154,10 @@ def _make_status(number: int, set_at_us: int, reason: str | None) -> Status:
 def _write_status(writer: FlatBufferWriter, status: Status) -> int:
     set_at_us = (status.set_at - EPOCH) // timedelta(microseconds=1)
     return writer.table(_STATUS, (status.availability, set_at_us, status.reason))
+
+
+def _write_positions(writer: FlatBufferWriter, positions: Places) -> int:
+    return writer.vector(len(positions), positions.astype("<u4").tobytes())
 
 
 def _read_snapshots(reader: FlatBufferReader, at: int) -> list[SnapshotInfo]:
@@ -227,7 +206,7 @@ def make_update(
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
         raise DecodeError(newer_update(number))
-    values = reader.table(_BODIES[kind], body)
+    values = reader.table(BODIES[kind], body)
     fields = dict(zip(types, values, strict=True))
     if kind == _FLAG:
         fields["new_value"] = bool(fields["new_value"]) if fields.pop("is_set") else None
@@ -243,12 +222,12 @@ def update_row(update: Update) -> tuple[Any, ...]:
         value = fields["new_value"]
         fields = {**fields, "new_value": bool(value), "is_set": value is not None}
     _, types = _UPDATE_KINDS[_NUMBERS[kind]]
-    body = (_BODIES[kind], [fields[name] for name in types])
+    body = (BODIES[kind], [fields[name] for name in types])
     return _NUMBERS[kind], body, updated_at_us, backup
 
 
-_BACKUP: Final = Field("I", _read_backup, TEXT.write, copy=_copy_backups)
-_STATUS_FIELD: Final = Field("I", _read_status, _write_status, copy=_copy_statuses)
+_BACKUP: Final = Field("I", _read_backup, TEXT.write)
+_STATUS_FIELD: Final = Field("I", _read_status, _write_status)
 SNAPSHOT: Final = TableType(FILE_ID, INT32, UINT64, TEXT.required("message"), METADATA, OBJECT_IDS)
 UPDATE: Final = TableType(UINT8, TABLE.required("update_type"), UINT64, _BACKUP)
 _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
@@ -273,7 +252,7 @@ _UPDATE_KINDS: Final[Mapping[int, tuple[str, Mapping[str, Field]]]] = {
     16: ("repo_status_changed", {"status": _STATUS_FIELD}),
 }
 """Updates by their numbers in the union: names, and types of their fields by slots."""
-_BODIES: Final = {
+BODIES: Final = {
     kind: TableType(
         *(field.required(name) if name in _REQUIRED else field for name, field in types.items())
     )
@@ -281,27 +260,18 @@ _BODIES: Final = {
 }
 _NUMBERS: Final = {kind: number for number, (kind, _) in _UPDATE_KINDS.items()}
 
-
-def _update_of(body: TableType) -> TableType:
-    copied = TABLE._replace(copy=lambda copier, at: copier.tables(body, at))
-    return TableType(UINT8, copied.required("update_type"), UINT64, _BACKUP)
-
-
-UPDATES: Final = {number: _update_of(_BODIES[kind]) for number, (kind, _) in _UPDATE_KINDS.items()}
-"""Updates with one type of body."""
-
 REPO: Final = TableType(
     UINT8,
     tables_of(_REF).required("tags"),
     tables_of(_REF).required("branches"),
     TEXTS.required("deleted_tags"),
-    Field("I", _read_snapshots, write_mixed(SNAPSHOT)).required("snapshots"),
+    Field("I", _read_snapshots, _write_positions).required("snapshots"),
     _STATUS_FIELD.required("status"),
     METADATA,
     Field(
         "I",
         lambda reader, at: [make_update(reader, *row) for row in reader.tables(UPDATE, at)],
-        write_mixed(UPDATE),
+        _write_positions,
     ).required("latest_updates"),
     _BACKUP,
     DATA,
@@ -318,9 +288,9 @@ RepoField = IntEnum(
     start=0,
 )
 """Fields of the file, by slots."""
-_LISTS: Final = (RepoField.SNAPSHOTS, RepoField.LATEST_UPDATES)
+REPO_LISTS: Final = (RepoField.SNAPSHOTS, RepoField.LATEST_UPDATES)
 REPO_WITHOUT_LISTS: Final = TableType(
-    *((REPO.lazy if slot in _LISTS else REPO).fields[slot] for slot in RepoField)
+    *((REPO.lazy if slot in REPO_LISTS else REPO).fields[slot] for slot in RepoField)
 )
 """The same, with the positions of its long lists."""
 
@@ -381,12 +351,13 @@ class RepoInfo:
     def nbytes(self) -> int:
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
         refs = len(self.branches) + len(self.tags)
-        return len(self.payload) + _REF_NBYTES * refs + config_nbytes
+        refs_nbytes = 256 * refs  # Python objects
+        return len(self.payload) + refs_nbytes + config_nbytes
 
     @property
     def is_long(self) -> bool:
         """True if a look-up may hold up the event loop."""
-        return len(self.payload) > _SHORT_NBYTES
+        return len(self.payload) > 32 * 1024  # some 200 snapshots, a millisecond
 
     def deleted_tags(self) -> list[str]:
         """Return the names of deleted tags, which cannot be used again."""
@@ -406,7 +377,8 @@ class RepoInfo:
 
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
         """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
-        reader, object_id = self.reader(), decode_id(snapshot_id)
+        reader = self.reader()
+        object_id = decode_id(snapshot_id)
         snapshots = _SnapshotList(reader, reader.root(REPO.lazy)[RepoField.SNAPSHOTS])
         index = None if object_id is None else snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)

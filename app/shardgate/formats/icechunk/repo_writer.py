@@ -3,8 +3,9 @@
 Request ids in the metadata of snapshots make a request that is repeated commit once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -12,9 +13,12 @@ from numpy.typing import NDArray
 
 from shardgate.errors import BadBodyError, ClockSkewError, ConflictError
 from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.chunk_tables import Rows, read_rows, read_targets
 from shardgate.formats.icechunk.config import Config
 from shardgate.formats.icechunk.coords import Places
 from shardgate.formats.icechunk.flatbuffers import (
+    I32,
+    U32,
     Envelope,
     FileType,
     FlatBufferReader,
@@ -25,14 +29,15 @@ from shardgate.formats.icechunk.flatbuffers import (
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer
 from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.keys import MAIN
-from shardgate.formats.icechunk.metadata_items import encode_metadata
+from shardgate.formats.icechunk.metadata_items import ITEM, encode_metadata
 from shardgate.formats.icechunk.repo_info import (
+    BODIES,
     NO_PARENT,
     REPO,
+    REPO_LISTS,
     REPO_WITHOUT_LISTS,
     SNAPSHOT,
     UPDATE,
-    UPDATES,
     Availability,
     RepoField,
     RepoInfo,
@@ -45,16 +50,8 @@ from shardgate.formats.icechunk.repo_info import (
     checked_us,
     make_update,
     moment,
-    newer_update,
     snapshot_row,
     update_row,
-)
-from shardgate.formats.icechunk.table_copies import (
-    MixedTables,
-    Rows,
-    TableCopier,
-    read_rows,
-    read_targets,
 )
 from shardgate.formats.reading import DecodeError
 
@@ -70,6 +67,18 @@ _OF_LIBRARY: Final = "__icechunk"
 _WRITE_ID: Final = "write_id"
 _FINGERPRINT: Final = "request"
 _IDS: Final = f"S{OBJECT_ID_NBYTES}"
+_FORMS: Final = (
+    (SNAPSHOT, (True, True, True, True, True, False)),
+    (SNAPSHOT, (True, True, True, True, True, True)),
+    (ITEM, (True, True)),
+    (UPDATE, (True, True, True, False)),
+    (UPDATE, (True, True, True, True)),
+    *((body, (True,) * len(body.fields)) for body in BODIES.values()),
+)
+"""Types of tables, and which of their fields are present, that nearly all tables have."""
+_BLOCK_END: Final = Struct("<II")
+"""Last bytes of the block and of the file: where the block begins, and how many bytes of it may be
+operations that have left the list."""
 
 
 class NewSnapshot(NamedTuple):
@@ -121,7 +130,8 @@ class _Draft:
         fields: dict[str, Value]
         match change:
             case NewSnapshot(branch, snapshot, amends):
-                new, before = snapshot.object_id, self.branches[branch]
+                new = snapshot.object_id
+                before = self.branches[branch]
                 self.branches[branch] = new
                 self.snapshots.append(snapshot)
                 kind = "commit_amended" if amends else "new_commit"
@@ -159,17 +169,19 @@ def rewrite_repo(
     newer = [older[0]._replace(backup_path=backup)]
     for change in changes:
         at_us = moment_after(newer[0].updated_at_us, now_us, _named(newer[0]))
+        # Newest first, as the file lists them.
         newer.insert(0, draft.apply(change, at_us))
     stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
     if stop < len(newer):
         row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path
     elif stop < len(newer) + len(older) - 1:
         row[RepoField.REPO_BEFORE_UPDATES] = older[stop - len(newer) + 1].backup_path
-    row[RepoField.LATEST_UPDATES] = older.mix(newer[:stop], 1, max(1, stop - len(newer) + 1))
-    rows, places = _read_snapshots(reader, row[RepoField.SNAPSHOTS])
-    mixed, ids = _mix_snapshots(TableCopier(reader), rows, places, draft.snapshots)
-    row[RepoField.SNAPSHOTS] = mixed
-    payload = bytes(_write(draft, row, ids))
+    block = _TableBlock(info.payload)
+    positions, ids = _list_snapshots(reader, row[RepoField.SNAPSHOTS], block, draft.snapshots)
+    row[RepoField.SNAPSHOTS] = positions
+    kept = older.write(block, 1, max(1, stop - len(newer) + 1))
+    row[RepoField.LATEST_UPDATES] = np.concatenate((block.add_updates(newer[:stop]), kept))
+    payload = _write(draft, row, ids, block)
     return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload), len(payload))
 
 
@@ -179,38 +191,99 @@ def seal_repo(info: RepoInfo) -> bytes:
     return seal_envelope(FileType.REPO_INFO, info.payload, config.repo_compression_level)
 
 
-def _read_snapshots(reader: FlatBufferReader, at: int) -> tuple[Rows, Places]:
-    """Check the snapshots in the vector at *at*, but for what `TableCopier` checks; return them
-    sorted by position, which spares sorting what they lead to, and their places in the vector.
+class _TableBlock:
+    """Tables of snapshots and operations, which the next version of the file repeats and extends.
+
+    It begins with vtables, the same in all files. A file of another writer is repeated as a whole.
     """
-    targets = read_targets(reader, at)
-    places = np.argsort(targets, kind="stable")
-    rows = read_rows(reader, SNAPSHOT, targets[places])
+
+    def __init__(self, payload: bytes) -> None:
+        self.writer = FlatBufferWriter()
+        for kind, present in _FORMS:
+            self.writer.lay_out(kind, present)
+        vtables = bytes(self.writer.data)
+        start, stale_nbytes = _BLOCK_END.unpack(payload[-_BLOCK_END.size :])
+        if payload[start : start + len(vtables)] == vtables:
+            self.writer.data = bytearray(payload[start:])
+            self.stale_nbytes = stale_nbytes + _BLOCK_END.size
+            self._shift = -start
+        else:
+            self._shift = self.writer.pad()
+            self.writer.data += payload
+            self.stale_nbytes = 0
+        # Each operation stays after it has left the list; all is written anew before such waste
+        # takes much of the file, but not so often that this would take much of the time.
+        self.is_new = self.stale_nbytes > len(self.writer.data) // 4 + 64 * 1024
+        """True if nothing is repeated."""
+        if self.is_new:
+            self.writer.data = bytearray(vtables)
+            self.stale_nbytes = 0
+
+    def repeat(self, places: Places) -> Places:
+        """Return the positions in the block for *places* in the file before."""
+        positions: Places = places + self._shift
+        if (positions < 0).any():
+            raise DecodeError("damaged FlatBuffer: a table lies outside of its block")
+        return positions
+
+    def patch(self, places: Places, values: NDArray[np.int32]) -> None:
+        """Replace numbers at *places* in the file before, which need not be aligned."""
+        data = self.writer.data
+        numbers = np.ndarray((len(data) - I32.size + 1,), "<i4", data, strides=(1,))
+        numbers[self.repeat(places)] = values
+
+    def add_updates(self, updates: Iterable[Update]) -> Places:
+        """Write *updates*, and return their positions in the block."""
+        before = len(self.writer.data)
+        positions = [self.writer.table(UPDATE, update_row(each)) for each in updates]
+        if not self.is_new:
+            self.stale_nbytes += len(self.writer.data) - before
+        return np.array(positions, np.int64)
+
+
+def _list_snapshots(
+    reader: FlatBufferReader, at: int, block: _TableBlock, new: Sequence[SnapshotInfo]
+) -> tuple[Places, NDArray[np.bytes_]]:
+    """List the snapshots in the vector at *at*, and *new* ones, sorted by id; return their
+    positions in *block*, and the ids. Of old ones the tables are checked, not what they lead to.
+    """
+    rows = read_rows(reader, SNAPSHOT, read_targets(reader, at))
+    old_parents = rows.column(1)
     if len(rows):
-        parents = rows.column(1)
-        check_parents(parents.min(), parents.max(), len(rows))
+        check_parents(old_parents.min(), old_parents.max(), len(rows))
         checked_us(int(rows.column(2).max()))
-    return rows, places
-
-
-def _mix_snapshots(
-    copier: TableCopier, rows: Rows, places: Places, new: Sequence[SnapshotInfo]
-) -> tuple[MixedTables, NDArray[np.bytes_]]:
-    """List old snapshots, which had *places*, and *new* ones, sorted by id; return the ids too."""
-    ids = np.empty(len(rows) + len(new), _IDS)
-    ids[places] = rows.column(0).view(_IDS)
-    ids[len(rows) :] = [each.object_id for each in new]
+    new_ids = np.array([each.object_id for each in new], _IDS)
+    ids = np.concatenate((rows.column(0).view(_IDS), new_ids))
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     indexes = np.full(len(order) + 1, NO_PARENT)  # the last one at NO_PARENT
     indexes[order] = np.arange(len(order))
-    copies = np.empty(len(rows), np.int64)
-    copies[places] = copier.rows(rows, {1: indexes[rows.column(1)]})
-    listed = [
-        snapshot_row(each, NO_PARENT if each.parent is None else _find_ids(ids, [each.parent])[0])
-        for each in new
-    ]
-    return MixedTables(copier.pieces, copies, listed, order), ids
+    old = _move_snapshots(reader, block, rows, indexes[old_parents].astype("<i4"))
+    added = []
+    for each in new:
+        parent = NO_PARENT if each.parent is None else int(_find_ids(ids, [each.parent])[0])
+        added.append(block.writer.table(SNAPSHOT, snapshot_row(each, parent)))
+    return np.concatenate((old, np.array(added, np.int64)))[order], ids
+
+
+def _move_snapshots(
+    reader: FlatBufferReader, block: _TableBlock, rows: Rows, parents: NDArray[np.int32]
+) -> Places:
+    """Return the positions in *block* of old snapshots, whose *parents* have other indexes now."""
+    if block.is_new:
+        positions = np.zeros(len(rows), np.int64)
+        rewritten = np.arange(len(rows))
+    else:
+        positions = block.repeat(rows.tables)
+        has_field = rows.fields[:, 1] > 0
+        block.patch(rows.fields[has_field, 1], parents[has_field])
+        # The library leaves out the field for 0, which can be another number now.
+        rewritten = np.flatnonzero(~has_field & (parents != 0))
+    for place in rewritten.tolist():
+        row = reader.table(SNAPSHOT, int(rows.tables[place]))
+        row[1] = int(parents[place])
+        positions[place] = block.writer.table(SNAPSHOT, row)
+    return positions
 
 
 def _find_ids(ids: NDArray[np.bytes_], wanted: Sequence[bytes]) -> Places:
@@ -244,20 +317,11 @@ class _UpdateList:
         found = np.flatnonzero(self._has_backup[start:])
         return start + int(found[0]) if len(found) else len(self)
 
-    def mix(self, new: Sequence[Update], start: int, stop: int) -> MixedTables:
-        """List *new* operations, then those from *start* up to *stop*."""
-        copier, rows = TableCopier(self._reader), self._rows.take(slice(start, stop))
-        numbers = rows.column(0)
-        if len(rows):
-            checked_us(int(rows.column(2).max()))
-        copies = np.zeros(len(rows), np.int64)
-        for number in np.unique(numbers).tolist():
-            if (kind := UPDATES.get(number)) is None:
-                raise DecodeError(newer_update(number))
-            chosen = np.flatnonzero(numbers == number)
-            copies[chosen] = copier.tables(kind, rows.tables[chosen])
-        order = np.roll(np.arange(len(copies) + len(new)), len(new))
-        return MixedTables(copier.pieces, copies, list(map(update_row, new)), order)
+    def write(self, block: _TableBlock, start: int, stop: int) -> Places:
+        """Return the positions in *block* of those from *start* up to *stop*."""
+        if not block.is_new:
+            return block.repeat(self._rows.tables[start:stop])
+        return block.add_updates(self[index] for index in range(start, min(stop, len(self))))
 
 
 def _overflow(newer: Sequence[Update], older: _UpdateList, most: int) -> int:
@@ -285,21 +349,32 @@ def create_repo(flushed_at_us: int, at_us: int) -> bytes:
     row: list[object] = [None] * len(RepoField)
     row[RepoField.SPEC_VERSION] = _VERSION
     row[RepoField.STATUS] = Status(Availability.ONLINE, moment(at_us), None)
-    update = update_row(Update("repo_initialized", at_us, None, {}))
-    row[RepoField.LATEST_UPDATES] = MixedTables.of([update])
-    row[RepoField.SNAPSHOTS] = MixedTables.of([snapshot_row(first, NO_PARENT)])
+    block = _TableBlock(bytes(_BLOCK_END.size))  # of a file without tables
+    row[RepoField.LATEST_UPDATES] = block.add_updates([Update("repo_initialized", at_us, None, {})])
+    root = block.writer.table(SNAPSHOT, snapshot_row(first, NO_PARENT))
+    row[RepoField.SNAPSHOTS] = np.array([root])
     draft = _Draft({MAIN.name: ROOT_ID}, {}, set(), [])
-    return seal_envelope(FileType.REPO_INFO, _write(draft, row, np.array([ROOT_ID])))
+    return seal_envelope(FileType.REPO_INFO, _write(draft, row, np.array([ROOT_ID]), block))
 
 
-def _write(draft: _Draft, row: list[object], ids: NDArray[np.bytes_]) -> bytearray:
+def _write(draft: _Draft, row: list[object], ids: NDArray[np.bytes_], block: _TableBlock) -> bytes:
     """Write the file with the refs of *draft*; *ids* are those of all snapshots."""
     for slot, refs in (RepoField.TAGS, draft.tags), (RepoField.BRANCHES, draft.branches):
         names = sorted(refs, key=str.encode)
         indexes = _find_ids(ids, [refs[name] for name in names]).tolist()
         row[slot] = list(zip(names, indexes, strict=True))
     row[RepoField.DELETED_TAGS] = sorted(draft.deleted_tags, key=str.encode)
-    return FlatBufferWriter().finish(REPO, row)
+    writer = FlatBufferWriter()
+    front = writer.finish(REPO, row)
+    start = writer.pad()
+    words = np.frombuffer(front, "<u4")
+    root = FlatBufferReader(bytes(front)).root(REPO.lazy)
+    # An offset leads forward only, so the block comes last, and its position is known now.
+    for slot in REPO_LISTS:
+        first = root[slot] // U32.size + 1
+        slots = np.arange(first, first + int(words[first - 1]))
+        words[slots] += np.uint32(start) - slots.astype("<u4") * np.uint32(U32.size)
+    return b"".join((front, block.writer.data, _BLOCK_END.pack(start, block.stale_nbytes)))
 
 
 def _raw(refs: Mapping[str, str]) -> dict[str, bytes]:
@@ -336,6 +411,7 @@ def marked(metadata: Mapping[str, Json], write_id: WriteId, rebases: int) -> dic
 def find_write(info: RepoInfo, write_id: WriteId) -> SnapshotInfo | None:
     """Find the snapshot made for *write_id*. Raises: `ConflictError` for another request."""
     needle = write_id.text.encode()
+    # Spares decoding all snapshots: nearly every commit is a new one.
     if needle not in info.payload:
         return None
     for snapshot in info.snapshots():

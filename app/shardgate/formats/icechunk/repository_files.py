@@ -40,7 +40,6 @@ from shardgate.formats.surveying import Listing
 from shardgate.model import ByteRange, ETag, Fixed, Inline, ObjectRef, Part, Referenced, Stored
 
 REPO: Final = "repo"
-_REF_NBYTES: Final = 64 * 1024
 _MARKS: Final = re.compile(r"^@?(branch\.|tag\.)?")
 _ESCAPED: Final = re.compile(r"[^ !$&'()+,\-.0-9:;=@A-Z_a-z]")
 
@@ -169,7 +168,7 @@ class FileRefs:
 
     def read(self, ref: Branch | Tag) -> Read[RefFile]:
         name = self.directory.join(f"refs/{type(ref).__name__.lower()}.{ref.name}/ref.json")
-        read = Read("ref", name, ByteRange(0, _REF_NBYTES), read_ref_file)
+        read = Read("ref", name, ByteRange(0, 64 * 1024), read_ref_file)  # it has 30 bytes
         # The file of the branch main marks a repository, as the file repo does.
         return read._replace(kind=REPO) if ref == MAIN else read
 
@@ -179,6 +178,7 @@ class FileRefs:
             return RefTarget(ref.text)
         if "/" in ref.name:
             return None
+        # S3 has the plain name, all other stores of the library the escaped one.
         for name in dict.fromkeys((ref.name, _escape(ref.name))):
             if (found := await self._resolve(ref._replace(name=name), fetch)) is not None:
                 return found
@@ -207,7 +207,8 @@ class FileRefs:
         if listing is None:
             main = await self.resolve(MAIN, fetch) if kind is Branch else None
             return {} if main is None else {MAIN.name: main.snapshot_id}
-        start, found = f"refs/{kind.__name__.lower()}.", {}
+        start = f"refs/{kind.__name__.lower()}."
+        found = {}
         async for key in listing("refs/"):
             if key.startswith(start) and key.endswith("/ref.json"):
                 stored = key.removeprefix(start).removesuffix("/ref.json")
@@ -287,7 +288,8 @@ class Repository:
     def read_of[T: Weighable](
         self, kind: str, object_id: bytes, decode: Callable[[bytes], T]
     ) -> Read[T]:
-        name, version = self.file(kind, object_id), named_by(object_id)
+        name = self.file(kind, object_id)
+        version = named_by(object_id)
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read(kind.removesuffix("s"), name, request, decode, version, memory_nbytes)
 
@@ -303,6 +305,7 @@ class Repository:
         manifest, reference = found
         name = self.file("manifests", manifest.object_id)
         try:
+            # Most references need no container, which takes a read of the configuration.
             with suppress(NotAllowedError):
                 return name, self.refer(manifest, reference)
             return name, self.refer(manifest, reference, await self.containers(fetch))

@@ -45,7 +45,6 @@ from shardgate.formats.zarr.metadata import chunk_keys, parse_node
 
 ARRAY: Final = 1
 GROUP: Final = 2
-_MOST_REASONS: Final = 3
 
 _DIMENSION: Final = TableType(UINT64, UINT32)
 _NAME: Final = TableType(TEXT)
@@ -239,7 +238,8 @@ def write_snapshot(snapshot: StoredSnapshot) -> bytes:
 
 
 def _node_row(node: StoredNode) -> tuple[Any, ...]:
-    kind, data, array = GROUP, _NO_DATA, node.array
+    kind, data = GROUP, _NO_DATA
+    array = node.array
     if array is not None:
         names = None if array.names is None else [(name,) for name in array.names]
         kind, data = ARRAY, (_ARRAY, ((), names, array.manifests, array.dimensions))
@@ -318,7 +318,7 @@ class Snapshot:
         """Reasons why arrays are not served unsharded, of the first few."""
         documents = {p: n.document for p, n in self.nodes.items() if isinstance(n, SnapshotNode)}
         reasons = (f"/{p}: {d.why_sharded}" for p, d in documents.items() if d.why_sharded)
-        return "; ".join(islice(reasons, _MOST_REASONS))
+        return "; ".join(islice(reasons, 3))  # enough to understand the others
 
     def find(self, path: str) -> tuple[str, str] | None:
         """Return the path of the node at or above *path*, and the rest of *path*."""
@@ -437,6 +437,7 @@ def _consolidate(nodes: Mapping[str, SnapshotNode | DecodeError], orphans: Conta
     if root.chunks is not None:
         return root.document.served
     document = json.loads(root.document.served)
+    # What a client has consolidated does not follow later commits.
     has_stale = document.pop("consolidated_metadata", None) is not None
     group = json.dumps(document).encode()
     alone = group if has_stale else root.document.served

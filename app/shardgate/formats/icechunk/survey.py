@@ -126,7 +126,8 @@ def _chunk_form(node: SnapshotNode) -> tuple[ChunkForm, str]:
 
 
 def _find_misplaced(file: ObjectRef, manifest: Manifest, array: _SurveyedArray) -> Iterator[Report]:
-    node_id, grid = array.node.node_id, array.chunks.grid
+    node_id = array.node.node_id
+    grid = array.chunks.grid
     for found, ndim in manifest.arrays:
         # Old writers give the chunk of an array without dimensions one coordinate.
         if found == node_id and ndim not in {len(grid), len(grid) or 1}:
@@ -143,7 +144,8 @@ def _follow_references(
 ) -> Iterator[Finding]:
     """Follow the references of one array in one manifest."""
     file = repository.file("manifests", manifest.object_id)
-    node_id, grid = array.node.node_id, array.chunks.grid
+    node_id = array.node.node_id
+    grid = array.chunks.grid
     yield from _find_misplaced(file, manifest, array)
     every = manifest.coords(node_id, len(grid))
     yield Report(counts={"references": len(every)})
@@ -201,7 +203,8 @@ class InlineFetch:
     shard: Inline
 
     async def __call__[T: Weighable](self, read: Read[T], /, **_: bool) -> Versioned[T]:
-        data, part = self.shard.data, cast("ByteRange", read.request)
+        data = self.shard.data
+        part = cast("ByteRange", read.request)
         try:
             return Versioned(read.decode(data[part.start : part.stop]), self.shard.etag, len(data))
         except DecodeError as error:

@@ -33,10 +33,6 @@ from shardgate.formats.icechunk.flatbuffers import (
     values_of,
 )
 
-_NODE_NBYTES: Final = 128
-_PATH_NBYTES: Final = 256
-_MEMORY_PER_COORDINATE: Final = 16
-"""Memory to copy a coordinate, in addition to that of locating it."""
 _VTABLE: Final = pack("<3H2x", 6, 8, 4)
 """Of tables that have the first field only."""
 
@@ -61,9 +57,9 @@ class TransactionLog:
         nodes = sum(len(getattr(self, name)) for name in _NODE_FIELDS)
         batches = [batch for batches in self.updated_chunks.values() for batch in batches]
         return (
-            _NODE_NBYTES * (nodes + len(self.updated_chunks) + len(batches))
+            128 * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
-            + _PATH_NBYTES * len(self.former_paths)
+            + 256 * len(self.former_paths)
         )
 
 
@@ -95,7 +91,7 @@ def _read_updated_chunks(reader: FlatBufferReader, at: int) -> dict[bytes, tuple
     """Read tables `ArrayUpdatedChunks`: for each array a batch per number of dimensions."""
     found = locate_chunk_tables(reader, at, "chunks")
     offsets = np.concatenate(([0], np.cumsum(found.ndims, dtype=np.int64)))
-    reader.spend(int(offsets[-1]) * _MEMORY_PER_COORDINATE)
+    reader.spend(int(offsets[-1]) * 16)  # a copy of each coordinate, beside locating it
     starts = np.repeat(found.indexes - offsets[:-1], found.ndims)
     words = words_of(reader.data).take(starts + np.arange(len(starts)), mode="clip")
     words.flags.writeable = False
@@ -133,6 +129,7 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     gone = then.deleted_groups | then.deleted_arrays
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created
+    # The log of one commit cannot say that a node was moved and then changed.
     if first.former_paths:
         raise ConflictError("a commit that moved nodes cannot be amended")
     return TransactionLog(

@@ -33,9 +33,6 @@ from shardgate.model import ByteRange, ETag, ObjectRef
 type _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Up to the year 9999."""
 
-_MEMORY_PER_BYTE: Final = 4
-"""Limit of the memory of the parsed document, for each byte of the limit of its size."""
-
 
 @dataclass(frozen=True, slots=True)
 class Open:
@@ -137,7 +134,7 @@ def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
 
 def _fits(text: bytes, limit_nbytes: int) -> bool:
     is_short = len(text) <= limit_nbytes
-    return is_short and json_memory_nbytes(text) <= limit_nbytes * _MEMORY_PER_BYTE
+    return is_short and json_memory_nbytes(text) <= limit_nbytes * 4  # Python objects of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +193,8 @@ class SessionView:
 
     def among(self, node_ids: Collection[bytes]) -> list[ViewedNode]:
         """Return the nodes with these ids, ordered by path."""
-        changed, stored = self.session.nodes, self.parent.nodes
+        changed = self.session.nodes
+        stored = self.parent.nodes
         there = {path: node.node_id for path, node in changed.items() if node is not None}
         there |= {path[1:]: stored[path].node_id for path in stored if path[1:] not in changed}
         paths = sorted(path for path, node_id in there.items() if node_id in node_ids)
@@ -376,7 +374,6 @@ _NATIVE: Final = b"n"
 _REFERENCE: Final = struct.Struct(f"<{OBJECT_ID_NBYTES}sQQ")
 _SCALAR: Final = "scalar"
 _COORDS: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})(?:\.(?:0|[1-9][0-9]{0,9}))*", re.ASCII)
-_COORD_STOP: Final = 2**32
 
 GONE_NBYTES: Final = len(_GONE)
 """Size of an entry of a deleted chunk; all others are longer, since no chunk is empty."""
@@ -419,4 +416,5 @@ def parse_coords(name: str) -> tuple[int, ...] | None:
     if not _COORDS.fullmatch(name):
         return None
     coords = tuple(map(int, name.split(".")))
-    return coords if max(coords) < _COORD_STOP else None
+    # Coordinates are stored in 4 bytes.
+    return coords if max(coords) < 2**32 else None

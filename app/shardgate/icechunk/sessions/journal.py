@@ -44,12 +44,7 @@ from shardgate.storage.contract import Conflict, Expected, Found, NotModified, O
 
 _SESSIONS: Final = "sessions/"
 _DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
-_FOLDERS: Final = 4
-"""Folders of an array's entries. A local store locks one folder per replacement of an entry."""
-_ENTRY_OVERHEAD_NBYTES: Final = 512
 _BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
-_IN_THREAD_NBYTES: Final = 64 * 1024
-_ZSTD_BLOCK_NBYTES: Final = 128 * 1024
 type DocumentEdit = Callable[[SessionDocument | None], SessionDocument | None]
 """Return the new document, or `None` to keep the old one. It may raise, and be called again."""
 
@@ -119,6 +114,7 @@ class SessionDocumentStore:
             return self.known
 
     async def _read(self) -> None:
+        # Unchanged, it takes no decoding: each request to the session asks.
         found = await self._store.get(self._ref, if_none_match=self._etag)
         if found is None:
             self._keep(None, None)
@@ -131,7 +127,8 @@ class SessionDocumentStore:
 
     async def _decode(self, found: Found) -> SessionDocument:
         try:
-            is_long = zstd_capacity(found.data, self._limit_nbytes) > _ZSTD_BLOCK_NBYTES
+            # More than one block of zstd would hold up the event loop.
+            is_long = zstd_capacity(found.data, self._limit_nbytes) > 128 * 1024
             return await run_in_thread(
                 decode_session, found.data, self._limit_nbytes, is_long=is_long
             )
@@ -142,7 +139,7 @@ class SessionDocumentStore:
         document = edit(self.known)
         if self.known is None or document is None or document is self.known:
             return self.known
-        is_long = document.nbytes > _IN_THREAD_NBYTES
+        is_long = document.nbytes > 64 * 1024  # about a millisecond
         data = await run_in_thread(encode_session, document, self._limit_nbytes, is_long=is_long)
         etag = await self._store.put(self._ref, [data], expected=self._etag)
         if isinstance(etag, Conflict):
@@ -181,7 +178,8 @@ class SessionJournal:
 
     def ref(self, address: ChunkAddress) -> ObjectRef:
         name = spell_coords(address.coords)
-        folder = crc32(name.encode()) % _FOLDERS
+        # A local store locks one folder for a write: four let writes run side by side.
+        folder = crc32(name.encode()) % 4
         return self._location.entries(address.node.node_id, f"{folder:x}/{name}")
 
     async def get(self, address: ChunkAddress, etag: ETag | None = None) -> StoredEntry | None:
@@ -244,4 +242,4 @@ class SessionJournal:
 def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:
     """Estimate the bytes of memory of a cached entry."""
     inline = len(stored.entry.data) if isinstance(stored.entry, InlineChunk) else 0
-    return _ENTRY_OVERHEAD_NBYTES + len(ref.key) + inline
+    return 512 + len(ref.key) + inline  # 512 for the Python objects

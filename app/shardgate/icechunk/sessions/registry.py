@@ -53,8 +53,6 @@ from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
 from shardgate.storage.contract import ObjectStore
 
 _MAX_SWEPT: Final = 100
-_SWEEP_S: Final = 2.0
-_SWEEP_AGAIN_S: Final = 600.0
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -112,6 +110,7 @@ class Sessions:
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
         """Create a session at the tip of *branch*, and return its id and document."""
         await self._store.verify_conditional_writes(opened.directory)
+        # The parent must be the tip of now, not of some seconds ago.
         self._fetch.forget(opened.repo)
         info = await opened.writable_info()
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
@@ -131,7 +130,7 @@ class Sessions:
             await self._store.delete(name, expected=None)
             raise
         with suppress(StorageError, TimeoutError):  # the next session created continues
-            async with asyncio.timeout(_SWEEP_S):
+            async with asyncio.timeout(2.0):  # a client waits for its session
                 await self._sweep(opened)
         self._on_event("begun")
         return session_id, document
@@ -212,7 +211,7 @@ class Sessions:
             location = SessionLocation(opened.directory, session_id)
             if self._sweep_at.get(location, 0.0) > self._clock():
                 continue
-            again_s = self._clock() + _SWEEP_AGAIN_S
+            again_s = self._clock() + 600.0
             with suppress(ShardgateError):
                 documents = self._documents(opened.repository, session_id)
                 again_s = max(again_s, await self._tidy(location, documents))
@@ -254,6 +253,7 @@ class Sessions:
 
 def _root_of(repository: Repository, session_id: str) -> ObjectRef:
     """Return the root of a session's keys, which depends on the permitted virtual references."""
+    # Another dataset may serve the same repository with other permissions.
     more = f"+{hash(repository.allowed):x}" if repository.allowed else ""
     return ObjectRef(f"{VOLATILE}{repository.directory}/{SESSION}{session_id}{more}", "")
 

@@ -92,15 +92,12 @@ MAX_AGE_S: Final = 7 * 24 * 3600.0
 
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
-_RENEWALS: Final = 24
-"""Most renewals of a session in `LIFETIME_S`; each is a write of its document."""
 _YOUNG_S: Final = 3600.0
 """Age up to which chunk files are not looked up: garbage collection that is set up right spares
 them."""
 _MAX_NAMED: Final = 10
-_POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _COMMIT_S: Final = 30.0
-"""Longest wait of a write for the commit of its session."""
+_POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
     CommitConflictError,
@@ -172,6 +169,7 @@ class Session:
                 view = self._view_of(replace(document, nodes={}), base)
             else:
                 view = self._view_of(document, await self._snapshot(document.parent_id))
+            # Another request may have read a newer document during the read of its snapshot.
             if self.documents.known is document:
                 self._view, self._viewed = view, document
         return self._view
@@ -203,7 +201,8 @@ class Session:
     def renewed(self, document: SessionDocument) -> SessionDocument:
         """Postpone the end of *document*, up to `MAX_AGE_S`, if the gain is worth a write."""
         until_s = min(self.clock() + LIFETIME_S, document.created_at_s + MAX_AGE_S)
-        if until_s - document.expires_at_s < LIFETIME_S / _RENEWALS:
+        # Each renewal writes the document: at most 24 in a `LIFETIME_S`.
+        if until_s - document.expires_at_s < LIFETIME_S / 24:
             return document
         return replace(document, expires_at_s=until_s)
 
@@ -283,6 +282,7 @@ class Session:
             return replaced
         if replaced.entity is None and isinstance(replaced.entry, str):  # it is deleted already
             return None
+        # A chunk of a new array needs no entry: absence is its state without one.
         if expected is not None or view.is_in_parent(address.node):
             return await self._put_entry(address, None, replaced.entry)
         await self.journal.remove(address)
@@ -319,6 +319,7 @@ class Session:
     async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
         try:
+            # After longer the process that commits has probably ended.
             async with asyncio.timeout(_COMMIT_S):
                 view = await self._wait_for_commit()
         except TimeoutError:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -69,8 +68,6 @@ from shardgate.storage.contract import (
     stream_of,
 )
 
-_LISTED_AT_ONCE: Final = 256
-
 type _Journaled = dict[tuple[int, ...], ListedEntry]
 
 
@@ -117,7 +114,8 @@ class SessionStore:
         if isinstance(source := entity.source, Inline):
             yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
-        inner, condition = source.byte_range.narrow(byte_range), condition_of(source.version)
+        inner = source.byte_range.narrow(byte_range)
+        condition = condition_of(source.version)
         async with self.session.store.stream(source.ref, inner, if_match=condition) as pieces:
             yield pieces
 
@@ -170,6 +168,7 @@ class SessionStore:
         replaced = await self.session.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
+        # The chunk as it is: a commit then conflicts with others that wrote it.
         if replaced.is_whole(pieces):
             kept = await self.session.keep_chunk(address, replaced)
             if kept is not None:
@@ -227,7 +226,8 @@ class SessionStore:
             return source.data[wanted.start : wanted.stop]
         if not wanted.length:
             return b""
-        inner, condition = source.byte_range.narrow(wanted), condition_of(source.version)
+        inner = source.byte_range.narrow(wanted)
+        condition = condition_of(source.version)
         found = await self.session.store.get(source.ref, inner, if_match=condition, kind=kind)
         if not isinstance(found, Found) or found.byte_range != inner:
             raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
@@ -273,7 +273,8 @@ class _SessionListing:
     bucket: str
 
     async def run(self) -> AsyncGenerator[Listed]:
-        folded, window = None, self.window
+        folded = None
+        window = self.window
         for block in await asyncio.to_thread(self._blocks):
             if (start := window.fold(block.start)) is None:
                 async for listed in self._list(block):
@@ -324,7 +325,7 @@ class _SessionListing:
                 return None
             return await self._look_up(ChunkAddress(node, coords), key, journaled.get(coords))
 
-        while batch := await asyncio.to_thread(lambda: list(islice(walk, _LISTED_AT_ONCE))):
+        while batch := await asyncio.to_thread(lambda: list(islice(walk, 256))):
             for listed in await bounded_gather(look_up, batch):
                 if listed is not None:
                     yield listed

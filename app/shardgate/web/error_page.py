@@ -42,7 +42,7 @@ class ErrorPages:
             page = "/" if request.name == "login" else request.raw_path.decode("latin-1")
             way = f"{address.root_path}/login?page={quote(page, safe='')}"
             label = "Sign in"
-        elif request.key and status is HTTPStatus.NOT_FOUND and failure.error is None:
+        elif status is HTTPStatus.NOT_FOUND and _is_of_dataset(request, failure):
             way = f"{request.base_path}/{quote_segment(request.name)}/"
             label = f"Show {visible(request.name, 40)}"
         start = f"{address.root_path}/"
@@ -59,3 +59,8 @@ def _may_help(request: Request, status: HTTPStatus) -> bool:
     """Return whether a sign-in may help: under another host name it cannot begin."""
     is_login = request.name == "login" and status is not HTTPStatus.MISDIRECTED_REQUEST
     return is_login or status is HTTPStatus.UNAUTHORIZED
+
+
+def _is_of_dataset(request: Request, failure: Failure) -> bool:
+    """Return whether the dataset exists: an unknown one is an error of its own."""
+    return bool(request.key) and not request.needs_asgi and failure.error is None

@@ -26,7 +26,6 @@ from shardgate.survey.inspect import (
     inspect_page,
     inspect_refs,
     inspect_root,
-    is_image,
     measure,
     summarize,
 )
@@ -42,7 +41,9 @@ from tests.support.survey.documents import ARRAY, filled
 IMAGE: dict[str, Any] = {
     "zarr_format": 3,
     "node_type": "group",
-    "attributes": {"ome": {"version": "0.5", "multiscales": [{}]}},
+    "attributes": {
+        "ome": {"version": "0.5", "multiscales": [{"axes": [], "datasets": [{"path": "s0"}]}]}
+    },
 }
 
 
@@ -193,24 +194,6 @@ async def test_scale_of_a_volume_has_no_node() -> None:
     (only,) = (await look(store)).collections
 
     assert (only.path, only.container, only.node) == ("v/s0", "v", None)
-
-
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        (b'{"attributes": {"ome": {"multiscales": [{}]}}}', True),
-        (b'{"attributes": {"ome": {"multiscales": []}}}', False),
-        (b'{"attributes": {"multiscales": [{}]}}', False),
-        (b'{"attributes": {"ome": []}}', False),
-        (b'{"attributes": null}', False),
-        (b"[]", False),
-        (b"", False),
-        (b"{" * 100_000, False),
-    ],
-)
-def test_image_has_multiscales(document: bytes, *, expected: bool) -> None:
-    """A group is an image by OME-Zarr 0.5 attributes; other documents, also invalid, are none."""
-    assert is_image(document) is expected
 
 
 @pytest.mark.parametrize("method", [None, 0, 8], ids=["folder", "stored", "deflated"])

@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
 from shardgate.storage.memory import MemoryStore
-from shardgate.web.nodes import (
-    MOST_NBYTES,
-    Channel,
-    NodeView,
-    ViewAxis,
-    find_images,
-    read_node,
-)
+from shardgate.survey.arrays import Axis
+from shardgate.survey.images import Channel
+from shardgate.web.nodes import MOST_NBYTES, NodeView, find_images, read_node
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
 from tests.support.formats.zarr.building import LITTLE, array_metadata
 from tests.support.resolving import ROOT, Reading, reading
@@ -54,11 +49,11 @@ async def test_image_has_axes_levels_and_channels() -> None:
     node = await read("", zarr_json=document, s0__zarr_json=ARRAY)
 
     assert node is not None
-    assert (node.kind, node.levels, node.is_labels) == ("image", ["s0", "s1"], False)
-    assert node.axes[0] == ViewAxis("t", "time", 2, 1, "second")
-    assert node.axes[1] == ViewAxis("c", "channel", 3, is_local=True)
-    assert node.axes[3] == ViewAxis("y", "space", 96, 1, "micrometer", start=10)
-    assert node.axes[2].step_si == (2e-6, "m")
+    assert (node.kind, node.levels, node.array.is_labels) == ("image", ["s0", "s1"], False)
+    assert node.array.axes[0] == Axis("t", "time", 2, 1, "second")
+    assert node.array.axes[1] == Axis("c", "channel", 3, is_local=True)
+    assert node.array.axes[3] == Axis("y", "space", 96, 1, "micrometer", start=10)
+    assert node.array.axes[2].step_si == (2e-6, "m")
     assert node.channels == (replace(CHANNEL, is_active=False), Channel("", "ffffff", None))
 
 
@@ -122,14 +117,15 @@ async def test_level_has_axes_of_its_image(prefix: str, level: str) -> None:
 
     assert node is not None
     assert node.kind == "array"
-    shown = [(axis.name, axis.step, axis.unit) for axis in node.shown_axes]
+    shown = [(axis.name, axis.step, axis.unit) for axis in node.array.axes]
     assert [each for each in shown if each[2]] == [
         ("t", 1, "second"),
         ("z", 3, "micrometer"),
         ("y", 10, "micrometer"),
         ("x", 14, "micrometer"),
     ]
-    assert {axis.step for axis in node.axes} == {1}
+    assert node.array.is_level
+    assert not any(axis.is_local for axis in node.array.axes)
 
 
 async def test_odd_step_costs_one_axis() -> None:
@@ -141,7 +137,7 @@ async def test_odd_step_costs_one_axis() -> None:
         node = await read("", zarr_json=image(multiscales=[multiscale]), s0__zarr_json=ARRAY)
 
         assert node is not None
-        units = [(axis.step, axis.unit) for axis in node.axes[2:]]
+        units = [(axis.step, axis.unit) for axis in node.array.axes[2:]]
         assert units == [(3, "micrometer"), (1, ""), (7, "micrometer")]
 
 
@@ -181,7 +177,7 @@ async def test_labels_are_told_by_metadata_or_type(
     node = await read("", zarr_json=image(**ome), s0__zarr_json=ARRAY | changed)
 
     assert node is not None
-    assert node.is_labels is expected
+    assert node.array.is_labels is expected
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ async def test_array_axes_have_unique_names(
     node = await read("a", a__zarr_json=array)
 
     assert node is not None
-    assert [(axis.name, axis.kind) for axis in node.axes] == expected
+    assert [(axis.name, axis.kind) for axis in node.array.axes] == expected
 
 
 @pytest.mark.parametrize(
@@ -215,18 +211,18 @@ async def test_array_axes_have_unique_names(
             (4,),
             "numpy.datetime64",
         ),
-        ({"data_type": 5}, (4,), ""),
-        ({"shape": 4}, (), "uint8"),
+        ({"data_type": 5}, None, None),
+        ({"shape": 4}, None, None),
     ],
 )
 async def test_array_has_the_name_of_its_data_type_and_a_shape(
-    members: dict[str, Any], shape: tuple[int, ...], data_type: str
+    members: dict[str, Any], shape: tuple[int, ...] | None, data_type: str | None
 ) -> None:
-    """An array has the name of its data type, and its shape; none where the document has none."""
+    """An array has the name of its data type, and its shape; neither where one is invalid."""
     node = await read("a", a__zarr_json=array_metadata([4], [2], [LITTLE]) | members)
 
     assert node is not None
-    assert (node.shape, node.data_type) == (shape, data_type)
+    assert (node.array.shape, node.array.data_type) == (shape, data_type)
 
 
 async def test_precomputed_node_has_scale_and_offset() -> None:
@@ -239,10 +235,11 @@ async def test_precomputed_node_has_scale_and_offset() -> None:
 
     assert node is not None
     assert node.kind == "volume"
-    assert node.shape[:3] == tuple(finest["size"])
-    assert [axis.unit for axis in node.axes[:3]] == ["nanometer"] * 3
-    assert [axis.start for axis in node.axes[:3]] == list(finest.get("voxel_offset", (0, 0, 0)))
-    assert node.axes[3:] == (ViewAxis("channel", "channel", 3, is_local=True),)
+    assert node.array.shape == (*finest["size"], 3)
+    assert [axis.unit for axis in node.array.axes[:3]] == ["nanometer"] * 3
+    offset = list(finest.get("voxel_offset", (0, 0, 0)))
+    assert [axis.start for axis in node.array.axes[:3]] == offset
+    assert node.array.axes[3:] == (Axis("channel", "channel", 3, is_local=True),)
     annotations = await read("n", n__info={"@type": "neuroglancer_annotations_v1"})
     assert annotations is not None
     assert annotations.kind == "annotations"
@@ -260,7 +257,7 @@ async def test_long_lists_are_cut_before_they_are_read() -> None:
 
     assert node is not None
     assert (node.kind, len(node.levels), len(node.channels)) == ("image", 64, 64)
-    assert [axis.step for axis in node.axes] == [2.0**4] * 5
+    assert [axis.step for axis in node.array.axes] == [2.0**4] * 5
     assert volume is not None
     assert volume.kind == "volume"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardgate.formats.surveying import Description
+from shardgate.survey.arrays import ArrayView
 from shardgate.web.snippets import array_snippets, curl, group_snippets, volume_snippets
 
 URL = "http://host/em"
-LEVEL = Description("", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3), shard_shape=(4, 6))
+LEVEL = ArrayView("", "zarr", "array", (4, 6), "uint8", ("y", "x"), (2, 3), shard_shape=(4, 6))
 
 
 def test_xarray_snippet_drops_arrays_of_other_sizes() -> None:

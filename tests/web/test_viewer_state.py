@@ -1,31 +1,41 @@
 """`shardgate.web.viewer_state`: what links to Neuroglancer set up."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
 
 from shardgate.formats.surveying import Description
-from shardgate.web.nodes import Channel, NodeView, ViewAxis
+from shardgate.survey.arrays import ArrayView, Axis
+from shardgate.survey.images import Channel
+from shardgate.web.nodes import NodeView
 from shardgate.web.viewer_state import (
     State,
-    is_drawn,
     is_viewable,
     needs_contrast,
     state_of,
 )
-from tests.support.formats.zarr.building import rectilinear, regular
 
 URL: Final = "http://host/em"
-SPACE: Final = tuple(ViewAxis(name, "space", 8, 2, "micrometer") for name in "zyx")
-TIME: Final = ViewAxis("t", "time", 5, 1, "second")
-LOCAL: Final = ViewAxis("c", "channel", 3, is_local=True)
+SPACE: Final = tuple(Axis(name, "space", 8, 2, "micrometer") for name in "zyx")
+TIME: Final = Axis("t", "time", 5, 1, "second")
+LOCAL: Final = Axis("c", "channel", 3, is_local=True)
 
 
-def state(*axes: ViewAxis, kind: str = "image", data_type: str = "uint16", **members: Any) -> State:
+def array(axes: Sequence[Axis], data_type: str = "uint16", **members: Any) -> ArrayView:
+    """Return an array with *axes*, in chunks of one element."""
+    shape = tuple(axis.size for axis in axes)
+    chunk_shape = (1,) * len(shape)
+    facts = {"shape": shape, "data_type": data_type, "inner_chunk_shape": chunk_shape}
+    return ArrayView("", "zarr", "array", axes=axes, **(facts | members))
+
+
+def state(*axes: Axis, kind: str = "image", data_type: str = "uint16", **members: Any) -> State:
     """Return the state of a node with *axes*."""
     contrast = members.pop("contrast", None)
-    node = NodeView("", kind, {}, axes, data_type, **members)
-    return state_of(node, URL, "em", contrast)
+    channels = members.pop("channels", ())
+    view = array(axes, data_type, **members)
+    return state_of(NodeView("", kind, {}, view, channels), URL, "em", contrast)
 
 
 def test_space_is_on_screen_and_time_is_a_slider() -> None:
@@ -50,7 +60,7 @@ def test_space_is_on_screen_and_time_is_a_slider() -> None:
 )
 def test_axes_on_screen_are_ordered_by_name_or_position(names: str, expected: list[str]) -> None:
     """Axes called x, y, z are in this order; of others the last three, the last one first."""
-    found = state(*(ViewAxis(name, "space", 8) for name in names), kind="array")
+    found = state(*(Axis(name, "space", 8) for name in names), kind="array")
 
     assert found["displayDimensions"] == expected
     assert found["layout"] == ("4panel" if len(expected) == 3 else "xy")
@@ -58,15 +68,15 @@ def test_axes_on_screen_are_ordered_by_name_or_position(names: str, expected: li
 
 def test_array_without_space_shows_its_axes() -> None:
     """An array whose axes are time and channel has these on screen."""
-    found = state(TIME, ViewAxis("channel", "channel", 3), kind="array")
+    found = state(TIME, Axis("channel", "channel", 3), kind="array")
 
     assert found["displayDimensions"] == ["channel", "t"]
 
 
 def test_scale_fits_the_array() -> None:
     """The scale of sections grows with the longest side, counted in the smallest step."""
-    wide = ViewAxis("x", "space", 4000, 2, "micrometer")
-    deep = ViewAxis("z", "space", 400, 40, "micrometer")
+    wide = Axis("x", "space", 4000, 2, "micrometer")
+    deep = Axis("z", "space", 400, 40, "micrometer")
 
     assert state(SPACE[1], wide)["crossSectionScale"] == pytest.approx(4000 / 800)
     assert state(deep, SPACE[1], wide)["crossSectionScale"] == pytest.approx(8000 / 400)
@@ -129,13 +139,13 @@ def test_three_bytes_are_colours() -> None:
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (NodeView("", "array", {}, SPACE, "uint16"), True),
-        (NodeView("", "array", {}, SPACE, "float64"), False),
-        (NodeView("", "array", {}, (), "uint16"), False),
-        (NodeView("", "array", {"chunk_grid": rectilinear(4)}, SPACE, "uint16"), False),
-        (NodeView("", "array", {"chunk_grid": regular(4)}, SPACE, "uint16"), True),
+        (NodeView("", "array", {}, array(SPACE)), True),
+        (NodeView("", "array", {}, array(SPACE, "float64")), False),
+        (NodeView("", "array", {}, array(())), False),
+        (NodeView("", "array", {}, array(SPACE, inner_chunk_shape=None)), False),
+        (NodeView("", "image", {}, array(SPACE, inner_chunk_shape=None)), False),
         (NodeView("", "group", {}), False),
-        (NodeView("", "volume", {}, SPACE, "uint8"), True),
+        (NodeView("", "volume", {}, array(SPACE, "uint8")), True),
     ],
 )
 def test_viewable_nodes_have_a_drawn_type(node: NodeView, *, expected: bool) -> None:
@@ -150,14 +160,15 @@ def test_array_of_unequal_chunks_is_not_drawn(
     chunk_shape: tuple[int, ...] | None, *, expected: bool
 ) -> None:
     """Neuroglancer draws an array whose chunks have one shape only."""
-    array = Description("", "zarr", "array", (4, 6), "uint8", inner_chunk_shape=chunk_shape)
+    found = Description("", "zarr", "array", (4, 6), "uint8", inner_chunk_shape=chunk_shape)
 
-    assert is_drawn(array) is expected
+    assert ArrayView.of(found).is_drawn is expected
 
 
 def test_contrast_is_needed_without_windows() -> None:
     """The contrast of the data is needed unless all channels have a window, or for labels."""
     windows = (Channel("", "FFFFFF", (0, 1)),)
-    assert needs_contrast(NodeView("", "image", {}, SPACE, "uint16"))
-    assert not needs_contrast(NodeView("", "image", {}, SPACE, "uint16", channels=windows))
-    assert not needs_contrast(NodeView("", "image", {}, SPACE, "uint32", is_labels=True))
+    labels = array(SPACE, "uint32", is_labels=True)
+    assert needs_contrast(NodeView("", "image", {}, array(SPACE)))
+    assert not needs_contrast(NodeView("", "image", {}, array(SPACE), windows))
+    assert not needs_contrast(NodeView("", "image", {}, labels))

@@ -53,6 +53,8 @@ from shardgate.read.listing import (
     find_containers,
 )
 from shardgate.read.resolver import Resolver
+from shardgate.survey.arrays import ArrayView
+from shardgate.survey.images import read_ome
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
 LOOK_S: Final = 2.0
@@ -321,7 +323,7 @@ class CollectionSummary:
     """Key of the Zarr v3 node."""
     image: str | None
     """Key of the OME-Zarr image, version 0.5 or later, that it is a level of."""
-    found: Description
+    found: ArrayView
     shards: Shards | None = None
     """`None` where shards are not stored as objects."""
 
@@ -449,7 +451,7 @@ class _Summarizer:
         await self._append(path, container, node, found)
 
     def _add_damaged(self, path: str, container: str, damage: DamagedError) -> None:
-        found = Description(path, "", "damaged", why_sharded=damage.reason)
+        found = ArrayView(path, "", "damaged", why_sharded=damage.reason)
         self.collections.append(CollectionSummary(path, container, None, None, found))
 
     async def _append(
@@ -459,7 +461,8 @@ class _Summarizer:
         image = None
         if node is not None and path and await self._is_image(node.rpartition("/")[0]):
             image = node.rpartition("/")[0]
-        each = CollectionSummary(path, container, node, image, found.description, found.shards)
+        view = ArrayView.of(found.description)
+        each = CollectionSummary(path, container, node, image, view, found.shards)
         self.collections.append(each)
 
     async def _is_image(self, group: str) -> bool:
@@ -467,24 +470,9 @@ class _Summarizer:
             document = VirtualKey(join_path(group, "zarr.json"))
             root = self._root
             self._images[group] = False
-            with suppress(DamagedError):  # of the group: the array may be sound
+            with suppress(DamagedError, ValueError):  # of the group: the array may be sound
                 layout, rest, _ = await root.containers.search(root.ref, document, root.fetch)
                 match await layout.locate(rest, root.fetch):
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
-                        self._images[group] = is_image(data)
+                        self._images[group] = read_ome(orjson.loads(data)) is not None
         return self._images[group]
-
-
-def is_image(document: bytes) -> bool:
-    """Return whether the *document* of a group is that of an OME-Zarr image, version 0.5 or later;
-    invalid JSON is none.
-    """
-    try:
-        group = orjson.loads(document)
-    except ValueError:
-        return False
-    match group:
-        case {"attributes": {"ome": {"multiscales": [_, *_]}}}:
-            return True
-        case _:
-            return False

@@ -14,7 +14,6 @@ from shardgate.auth.access import ServedDataset
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import ShardgateError, StorageUnusableError, UnknownRepositoryError
 from shardgate.formats.listing import Name
-from shardgate.formats.surveying import Description
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
 from shardgate.model import VirtualKey
 from shardgate.read.resolver import Resolver
@@ -22,6 +21,7 @@ from shardgate.server.address import address_reached_by
 from shardgate.server.request import Request, quote_key
 from shardgate.server.responses import NO_STORE, Responder
 from shardgate.settings import LoginSettings
+from shardgate.survey.arrays import ArrayView
 from shardgate.survey.inspect import (
     LOOK_S,
     CollectionSummary,
@@ -137,7 +137,7 @@ class DatasetPages:
         api, path = f"api/datasets/{quote(request.name, safe='')}", quote(key.rstrip("/"), safe="")
         node, array = found.node, found.array
         is_shown = key == folder and node is not None and is_viewable(node)
-        is_drawn = is_shown and has_viewer and node is not None and node.axes
+        is_drawn = is_shown and has_viewer and node is not None and node.array.axes
         viewer = signing_viewer_of(address, dataset, self._login.viewers)
         is_linked = is_shown and (viewer or viewer_of(address, is_installed=has_viewer)) is not None
         return await self._page.render(
@@ -245,8 +245,8 @@ def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
         return {}
     code = {}
     if node.kind == "array":
-        description = Description("", "zarr", "array") if array is None else array.found
-        code = snippets.array_snippets(url, description)
+        view = ArrayView("", "zarr", "array") if array is None else array.found
+        code = snippets.array_snippets(url, view)
     elif node.kind in ("group", "image"):
         members = {
             each.path: each.found

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import cachetools
 
-from shardgate.concurrency import SingleFlight, bounded_gather, is_large, run_in_thread
+from shardgate.concurrency import SingleFlight, bounded_gather
 from shardgate.errors import (
     BadKeyError,
     BadParameterError,
@@ -41,12 +41,11 @@ from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
-from shardgate.web.nodes import NodeView, find_images, read_body, read_node
+from shardgate.web.nodes import NodeView, find_images, read_body, read_document, read_node
 from shardgate.web.sections import (
     ENOUGH,
     Drawing,
     UndrawableError,
-    ZarrDocument,
     draw_volume,
     draw_zarr,
 )
@@ -246,7 +245,7 @@ class Previews:
         if (volume := draw_volume(layout, container, rest.rpartition("/")[0])) is not None:
             return volume
         node = await read_node(self._resolver, dataset, path)
-        if node is None or not node.axes:
+        if node is None or not node.array.axes:
             raise UndrawableError("there is neither an array nor an image")
         return await self._plan_level(dataset, node)
 
@@ -256,8 +255,12 @@ class Previews:
         fault: Exception = UndrawableError("there is no level")
         for level in reversed(node.levels or ("",)):
             try:
-                below = check_key(join_path(node.path, level))
-                drawing = draw_zarr(await self._read_document(dataset, below), node)
+                directory = join_path(node.path, level)
+                key = join_path(directory, "zarr.json")
+                found = await read_document(self._resolver, dataset, key, _MOST_DOCUMENT_NBYTES)
+                if found is None:
+                    raise UndrawableError(f"there is no {key}")
+                drawing = draw_zarr(found, directory, node)
             except (DecodeError, DamagedError, BadKeyError) as error:  # others may be sound
                 fault = error
             else:
@@ -266,17 +269,6 @@ class Previews:
         if drawing is None:
             raise fault
         return drawing
-
-    async def _read_document(self, dataset: Dataset, path: VirtualKey) -> ZarrDocument:
-        key = VirtualKey(join_path(path, "zarr.json"))
-        found = await read_body(self._resolver, dataset, key, _MOST_DOCUMENT_NBYTES)
-        if found is None:
-            raise UndrawableError(f"there is no {key}")
-        etag, data = found
-        members = await run_in_thread(parse_json, data, is_long=is_large(len(data)))
-        if not isinstance(members, dict):
-            raise UndrawableError(f"{key} is no JSON object")
-        return ZarrDocument(path, etag, members)
 
     async def _locate(self, dataset: Dataset, drawing: Drawing) -> Mapping[str, Entity]:
         """Locate the chunks of *drawing* that exist, by their names."""

@@ -10,11 +10,11 @@ from shardgate.formats.documents import Json, write_json
 from shardgate.formats.neuroglancer_precomputed.layout import PrecomputedLayout
 from shardgate.formats.neuroglancer_precomputed.metadata import Info, Member, voxel_bounds
 from shardgate.formats.reading import DecodeError
-from shardgate.formats.zarr.codecs import codec_name, item_nbytes, shape_of
-from shardgate.formats.zarr.grid import read_chunk_shape
+from shardgate.formats.zarr.codecs import item_nbytes
 from shardgate.formats.zarr.metadata import chunk_keys
 from shardgate.model import ETag, join_path
-from shardgate.web.nodes import NodeView
+from shardgate.survey.arrays import ArrayView
+from shardgate.web.nodes import NodeView, ServedDocument
 
 ENOUGH: Final = 256
 """Pixels that a level should have along its longer side."""
@@ -90,38 +90,32 @@ class Drawing(NamedTuple):
         }
 
 
-class ZarrDocument(NamedTuple):
-    """A ``zarr.json`` as it is served."""
+def draw_zarr(document: ServedDocument, directory: str, node: NodeView) -> Drawing:
+    """Plan the picture of the Zarr array in *directory*: that of *node*, or a level of it.
 
-    directory: str
-    version: ETag
-    members: dict[str, Json]
-
-
-def draw_zarr(found: ZarrDocument, node: NodeView) -> Drawing:
-    """Plan the picture of a Zarr v3 array: *node*, or a level of it. Raises: `DecodeError`."""
-    document = found.members
-    shape = shape_of(document.get("shape"), "shape", least=0)
-    chunk_shape = read_chunk_shape(document.get("chunk_grid"), len(shape))
-    if chunk_shape is None:
+    Raises: `DecodeError`.
+    """
+    array = ArrayView.of_zarr(document.members)
+    shape = array.shape or ()
+    chunk_shape = array.inner_chunk_shape
+    if chunk_shape is None or len(chunk_shape) != len(shape):
         raise UndrawableError("the chunk grid is not regular")
-    data_type = document.get("data_type")
-    is_bytes = codec_name(data_type) == "uint8"
-    if len(kinds := [axis.kind for axis in node.shown_axes]) != len(shape):
+    kinds = [axis.kind for axis in node.array.axes]
+    if len(kinds) != len(shape):
         raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(kinds)}")
-    section = plan_section(shape, chunk_shape, kinds, is_bytes=is_bytes)
-    _check_chunk(chunk_shape, item_nbytes(data_type))
+    section = plan_section(shape, chunk_shape, kinds, is_bytes=array.data_type == "uint8")
+    _check_chunk(chunk_shape, item_nbytes(array.data_type))
     return Drawing(
-        driver="zarr3",
+        driver=array.driver,
         # TensorStore refuses NaN, which attributes may have
-        document=("zarr.json", write_json(document | {"attributes": {}})),
-        version=found.version,
+        document=("zarr.json", write_json(document.members | {"attributes": {}})),
+        version=document.etag,
         chunk_shape=chunk_shape,
         section=section,
         extent=max(shape[axis] for axis in section.order[:2]),
-        name=chunk_keys(document.get("chunk_key_encoding"), len(shape)).format,
-        is_labels=node.is_labels,
-        directory=found.directory,
+        name=chunk_keys(document.members.get("chunk_key_encoding"), len(shape)).format,
+        is_labels=node.array.is_labels,
+        directory=directory,
         origin=(0,) * len(shape),
     )
 

@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from shardgate.formats.surveying import Description
+from shardgate.survey.arrays import MOST_LETTERS, ArrayView
 
-_MOST_LETTERS: Final = 256
 _ZARR: Final = """# pip install zarr 'fsspec[http]'
 import zarr
 
@@ -48,17 +47,17 @@ def curl(url: str) -> dict[str, str]:
     return {"curl": f"curl -sS {shlex.quote(url)}"}
 
 
-def array_snippets(url: str, found: Description) -> dict[str, str]:
+def array_snippets(url: str, found: ArrayView) -> dict[str, str]:
     """Return code that opens the Zarr array *found* at *url*, by client.
 
     Chunks of dask are whole shards, which the array at *url* does not tell. Chunks that differ in
     size are read by zarr-python alone.
     """
-    if has_unequal_chunks(found):
+    if found.has_unequal_chunks:
         return {"zarr-python": _ZARR_OF_UNEQUAL_CHUNKS.format(url=url)}
     chunks = tuple(found.shard_shape or found.inner_chunk_shape or ())
     snippets = {"zarr-python": _ZARR.format(name="array", url=url)}
-    snippets["TensorStore"] = _TENSORSTORE.format(driver="zarr3", url=url)
+    snippets["TensorStore"] = _TENSORSTORE.format(driver=found.driver, url=url)
     if chunks:
         snippets["dask"] = _DASK.format(url=url, chunks=chunks)
     if chunks and has_dimensions(found):
@@ -68,12 +67,13 @@ def array_snippets(url: str, found: Description) -> dict[str, str]:
 
 
 def group_snippets(
-    url: str, arrays: Mapping[str, Description], *, is_consolidated: bool
+    url: str, arrays: Mapping[str, ArrayView], *, is_consolidated: bool
 ) -> dict[str, str]:
     """Return code that opens the Zarr group at *url* with *arrays* right below it, by client."""
     snippets = {"zarr-python": _ZARR.format(name="group", url=url)}
-    found = arrays.values()
-    if arrays and all(map(has_dimensions, found)) and not any(map(has_unequal_chunks, found)):
+    if arrays and all(
+        has_dimensions(found) and not found.has_unequal_chunks for found in arrays.values()
+    ):
         dropped = _conflicting(arrays)
         drop = f", drop_variables={json.dumps(dropped)}" if dropped else ""
         snippets["xarray"] = _XARRAY.format(url=url, is_consolidated=is_consolidated, drop=drop)
@@ -85,18 +85,13 @@ def volume_snippets(url: str) -> dict[str, str]:
     return {"TensorStore": _TENSORSTORE.format(driver="neuroglancer_precomputed", url=url)}
 
 
-def has_unequal_chunks(found: Description) -> bool:
-    """Return whether *found* is an array without one shape of its chunks."""
-    return found.shape is not None and found.inner_chunk_shape is None
-
-
-def has_dimensions(found: Description) -> bool:
+def has_dimensions(found: ArrayView) -> bool:
     """Return whether all dimensions of *found* have names of their own, none of them long."""
-    names = [name for name in found.dimension_names or () if name and len(name) <= _MOST_LETTERS]
+    names = [name for name in found.dimension_names or () if name and len(name) <= MOST_LETTERS]
     return len(set(names)) == len(found.shape or ())
 
 
-def _conflicting(arrays: Mapping[str, Description]) -> list[str]:
+def _conflicting(arrays: Mapping[str, ArrayView]) -> list[str]:
     """Return the names of arrays with a dimension that an earlier one has in another size."""
     sizes: dict[str | None, int] = {}
     dropped = []

@@ -18,16 +18,15 @@ from starlette.responses import StreamingResponse
 from shardgate.auth.access import Caller, Datasets, ServedDataset, may_write
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import install_command
-from shardgate.formats.surveying import Description
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.server.address import address_of
 from shardgate.server.request import quote_key
 from shardgate.settings import LoginSettings
+from shardgate.survey.arrays import ArrayView
 from shardgate.survey.inspect import FolderOverview, summarize
 from shardgate.web.rendering import PageTemplate, template
 from shardgate.web.viewer import viewer_folder, viewer_of
-from shardgate.web.viewer_state import is_drawn
 
 _FRESH_S: Final = 20.0
 _UNBUFFERED: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -177,13 +176,13 @@ def _make_line(
         "largest": largest,
         "others": len(sound) - 1,
         "has_more": overview is not None and not overview.is_all,
-        "is_viewable": any(each.kind != "array" or is_drawn(each) for each in sound),
+        "is_viewable": any(each.kind != "array" or each.is_drawn for each in sound),
         "nbytes": sum(map(_nbytes_of, sound)),
         "reason": "" if overview is None else overview.reason,
     }
 
 
-def _nbytes_of(found: Description) -> int:
+def _nbytes_of(found: ArrayView) -> int:
     """Return the bytes of all elements of an array; 0 where the size of one is not known."""
     bits = _BITS.fullmatch(found.data_type or "")
     nbytes = int(bits[1]) // 8 if bits else int(found.data_type == "bool")

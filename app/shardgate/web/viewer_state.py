@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from shardgate.formats.surveying import Description
-from shardgate.web.nodes import Channel, NodeView, ViewAxis
+from shardgate.survey.arrays import Axis
+from shardgate.survey.images import Channel
+from shardgate.web.nodes import NodeView
 
 type State = dict[str, Any]
 type Source = str | dict[str, Any]
 type Contrast = tuple[float, float]
 """Values that are drawn black, and in full brightness."""
 
-_DRAWN: Final = frozenset(
-    {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
-)
-"""Data types that Neuroglancer draws."""
 _MOST_CHANNELS: Final = 8
 """Layers of channels in one state; the others can be added in the viewer."""
 _PANEL_PIXELS: Final = 400
@@ -41,27 +38,16 @@ def is_viewable(node: NodeView) -> bool:
     """Return whether Neuroglancer draws *node*."""
     match node.kind:
         case "array" | "image":
-            return node.data_type in _DRAWN and bool(node.axes) and not _has_unequal_chunks(node)
+            return node.array.is_drawn
         case "group" | "document":
             return False
         case _:
             return True
 
 
-def is_drawn(array: Description) -> bool:
-    """Return whether Neuroglancer draws *array*."""
-    is_regular = array.inner_chunk_shape is not None
-    return is_regular and array.data_type in _DRAWN and bool(array.shape)
-
-
-def _has_unequal_chunks(node: NodeView) -> bool:
-    grid = node.document.get("chunk_grid")
-    return isinstance(grid, dict) and grid.get("name") == "rectilinear"
-
-
 def needs_contrast(node: NodeView) -> bool:
     """Return whether the metadata of *node*, an image, have no contrast for each channel."""
-    if not node.axes or node.is_labels:
+    if not node.array.axes or node.array.is_labels:
         return False
     return not node.channels or any(each.window is None for each in node.channels)
 
@@ -78,24 +64,24 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
     Sections are in the middle of the array, at a scale that fits a panel. *contrast* is used where
     the metadata have none.
     """
+    array = node.array
     if node.kind in ("array", "image"):
-        source: Source = _placed(f"{url.rstrip('/')}/|zarr3:", node.level_axes)
+        plain = f"{url.rstrip('/')}/|{array.driver}:"
+        # The viewer knows the axes of images, and not those of their levels.
+        source: Source = _placed(plain, array.axes) if array.is_level else plain
     else:
         source = f"precomputed://{url.rstrip('/')}"
     if node.kind == "annotations":
         return {"layers": [_layer("annotation", name, source)], "layout": "4panel"}
-    axes = node.shown_axes
-    if node.is_labels or not axes:
+    if array.is_labels or not array.axes:
         layers = [_layer("segmentation", name, source)]
     else:
         layers = _image_layers(node, name, source, contrast)
-    return {**_position(axes), "layers": layers}
+    return {**_position(array.axes), "layers": layers}
 
 
-def _placed(url: str, axes: Sequence[ViewAxis]) -> Source:
-    """Return the source *url* of a level with *axes*: the viewer knows those of images only."""
-    if not axes:
-        return url
+def _placed(url: str, axes: Sequence[Axis]) -> Source:
+    """Return the source *url* of an array with *axes*."""
     dimensions = {axis.name: list(axis.step_si) for axis in axes}
     # The identity, and a column of shifts.
     matrix = [[*(int(column is axis) for column in axes), axis.start] for axis in axes]
@@ -112,17 +98,18 @@ def _image_layers(
 ) -> list[State]:
     """Return a layer for each channel of `omero` metadata; otherwise one of all channels."""
     layer = _layer("image", name, source)
-    axis = next((axis for axis in node.shown_axes if axis.is_local), None)
+    data_type = node.array.data_type or ""
+    axis = next((axis for axis in node.array.axes if axis.is_local), None)
     if axis is None or not node.channels:
         is_rgb = node.kind == "volume" and axis is not None and axis.size == _RGB_CHANNELS
-        if is_rgb and node.data_type == "uint8":
+        if is_rgb and data_type == "uint8":
             return [layer | {"shader": _RGB}]
         only = node.channels[0] if node.channels else _GREY_CHANNEL
-        return [layer | _rendering(node.data_type, only, contrast)]
+        return [layer | _rendering(data_type, only, contrast)]
     shown = node.channels[: min(axis.size, _MOST_CHANNELS)]
     return [
         layer
-        | _rendering(node.data_type, channel, contrast)
+        | _rendering(data_type, channel, contrast)
         | {
             "name": f"{name} {channel.label or number}",
             "localDimensions": {f"{axis.name}'": [1, ""]},
@@ -156,7 +143,7 @@ def _spell_range(data_type: str, window: Contrast) -> list[float | int | str]:
     return [str(first), str(last)] if data_type == "uint64" else [first, last]
 
 
-def _position(axes: Sequence[ViewAxis]) -> State:
+def _position(axes: Sequence[Axis]) -> State:
     """Return dimensions, those on screen first, the middle of the array, and the scales."""
     if not axes:
         return {"layout": "4panel"}
@@ -176,7 +163,7 @@ def _position(axes: Sequence[ViewAxis]) -> State:
     }
 
 
-def axes_on_screen(axes: Sequence[ViewAxis]) -> list[ViewAxis]:
+def axes_on_screen(axes: Sequence[Axis]) -> list[Axis]:
     """Return the axes that run to the right, down, and into the screen, as far as there are any.
 
     These are x, y and z by name; otherwise the last axes of space, in the order of Fortran.

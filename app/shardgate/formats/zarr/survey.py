@@ -30,16 +30,17 @@ def describe(node: Node) -> Description:
     `DecodeError` for an array without shards whose metadata are invalid.
     """
     try:
-        return _describe(node)
+        return describe_served(parse_json(node.served), node.array, node.why_sharded)
     except DecodeError:
         if not node.why_sharded:
             raise
         return Description("", "zarr", "array", why_sharded=node.why_sharded)
 
 
-def _describe(node: Node) -> Description:
-    served: dict[str, Json] = parse_json(node.served)
-    spec = node.array
+def describe_served(
+    served: dict[str, Json], spec: ArraySpec | None = None, why_sharded: str = ""
+) -> Description:
+    """Describe an array by its document as it is *served*. Raises: `DecodeError`."""
     codecs = served.get("codecs")
     if not isinstance(codecs, list):
         raise DecodeError("the array has no list of codecs")
@@ -70,7 +71,7 @@ def _describe(node: Node) -> Description:
         chunks_per_shard=chunks_per_shard,
         index_location=tuple(index.location for index in indexes),
         sharding=sharding,
-        why_sharded=node.why_sharded,
+        why_sharded=why_sharded,
     )
 
 

@@ -1,0 +1,153 @@
+"""`ArrayView`: an array as pages, code, links and pictures show it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from shardgate.formats.documents import Json
+from shardgate.formats.surveying import Description
+from shardgate.formats.zarr.survey import describe_served
+
+MOST_LETTERS: Final = 256
+"""Letters of a name that is shown, or used in code."""
+_MOST_AXES: Final = 32
+_LABEL_TYPES: Final = ("uint32", "uint64")
+"""Integers of these types are labels, where metadata do not say what they are."""
+_DRAWN: Final = frozenset(
+    {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
+)
+"""Data types that Neuroglancer draws."""
+_PREFIXES: Final = {
+    "": 1.0, "yotta": 1e24, "zetta": 1e21, "exa": 1e18, "peta": 1e15, "tera": 1e12, "giga": 1e9,
+    "mega": 1e6, "kilo": 1e3, "hecto": 1e2, "deca": 1e1, "deci": 1e-1, "centi": 1e-2,
+    "milli": 1e-3, "micro": 1e-6, "nano": 1e-9, "pico": 1e-12, "femto": 1e-15, "atto": 1e-18,
+    "zepto": 1e-21, "yocto": 1e-24,
+}  # fmt: skip
+_UNITS: Final[dict[str, tuple[float, str]]] = {
+    f"{prefix}{unit}": (factor, unit[0])
+    for prefix, factor in _PREFIXES.items()
+    for unit in ("meter", "second")
+} | {
+    "angstrom": (1e-10, "m"),
+    "inch": (0.0254, "m"),
+    "foot": (0.3048, "m"),
+    "yard": (0.9144, "m"),
+    "mile": (1609.34, "m"),
+    "minute": (60, "s"),
+    "hour": (3600, "s"),
+    "day": (86400, "s"),
+}
+"""Units of UDUNITS-2, as OME-Zarr spells them, in meters or seconds."""
+_TIME: Final = re.compile("t|time.*|date|step|frame", re.IGNORECASE)
+_CHANNEL: Final = re.compile("c|channels?|bands?|variable|sample", re.IGNORECASE)
+_RGB: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension of an array."""
+
+    name: str
+    kind: str
+    """``space``, ``time`` or ``channel``."""
+    size: int
+    step: float = 1.0
+    """Size of an element, in *unit*."""
+    unit: str = ""
+    """As it is spelled in the metadata."""
+    start: float = 0.0
+    """Coordinate of the first element, in elements."""
+    is_local: bool = False
+    """True for a dimension of its layer alone in Neuroglancer."""
+
+    @property
+    def middle(self) -> int:
+        """The element that is shown first: in space the middle, otherwise 0."""
+        return self.size // 2 if self.kind == "space" else 0
+
+    @property
+    def step_si(self) -> tuple[float, str]:
+        """Size of an element in meters or seconds; without a unit where that is unknown."""
+        factor, unit = _UNITS.get(self.unit, (1.0, ""))
+        return self.step * factor, unit
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView(Description):
+    """An array, or another collection, with all that clients of it are told beside its
+    description.
+    """
+
+    axes: Sequence[Axis] = ()
+    """As its metadata name them, or those of the image that it is a level of; none of an array of
+    very many dimensions.
+    """
+    is_labels: bool = False
+    is_level: bool = False
+    """Whether the axes are those of an image: a viewer that opens the array does not know them."""
+
+    @classmethod
+    def of(cls, found: Description) -> Self:
+        """Return the view of a collection that a format has described."""
+        facts = {field.name: getattr(found, field.name) for field in fields(Description)}
+        return cls(**facts, axes=_axes_of(found), is_labels=found.data_type in _LABEL_TYPES)
+
+    @classmethod
+    def of_zarr(cls, document: dict[str, Json]) -> Self:
+        """Return the view of the array of a served ``zarr.json``. Raises: `DecodeError`."""
+        return cls.of(describe_served(document))
+
+    @property
+    def driver(self) -> str:
+        """TensorStore's name of the format in which it is served."""
+        return "neuroglancer_precomputed" if self.format == "precomputed" else "zarr3"
+
+    @property
+    def has_unequal_chunks(self) -> bool:
+        """Whether it is an array without one shape of its chunks."""
+        return self.shape is not None and self.inner_chunk_shape is None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether Neuroglancer draws it."""
+        return bool(self.axes) and not self.has_unequal_chunks and self.data_type in _DRAWN
+
+
+NO_ARRAY: Final = ArrayView("", "", "")
+"""Stands for the array of a node that is none."""
+
+
+def unique_names(names: Sequence[str | None]) -> list[str]:
+    """Name dimensions as Neuroglancer does, which needs unique names."""
+    unique: list[str] = []
+    for number, name in enumerate(names):
+        wanted = name if name and len(name) <= MOST_LETTERS else f"dim_{number}"
+        candidate = wanted
+        count = 0
+        while candidate in unique:
+            candidate = f"{wanted}{count}"
+            count += 1
+        unique.append(candidate)
+    return unique
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of the axis *name*."""
+    if _TIME.fullmatch(name):
+        return "time"
+    return "channel" if _CHANNEL.fullmatch(name) else "space"
+
+
+def _axes_of(found: Description) -> tuple[Axis, ...]:
+    shape = found.shape or ()
+    if len(shape) > _MOST_AXES:
+        return ()
+    names: Sequence[str | None] = found.dimension_names or ()
+    if len(names) != len(shape):
+        names = [None] * len(shape)
+    kinds = [kind_of(name or "") for name in names]
+    # Bytes of three along the last axis of an array without names are a colour.
+    if not any(names) and found.data_type == "uint8" and shape[2:] and shape[-1] == _RGB:
+        kinds[-1] = "channel"
+    return tuple(map(Axis, unique_names(names), kinds, shape))

@@ -9,11 +9,8 @@ from shardgate.formats.documents import Json
 from shardgate.formats.surveying import Description
 from shardgate.formats.zarr.survey import describe_served
 
-MOST_LETTERS: Final = 256
-"""Letters of a name that is shown, or used in code."""
+MOST_LETTERS: Final = 256  # letters of a name that is shown, or used in code
 _MOST_AXES: Final = 32
-_LABEL_TYPES: Final = ("uint32", "uint64")
-"""Integers of these types are labels, where metadata do not say what they are."""
 _DRAWN: Final = frozenset(
     {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
 )
@@ -91,7 +88,9 @@ class ArrayView(Description):
     def of(cls, found: Description) -> Self:
         """Return the view of a collection that a format has described."""
         facts = {field.name: getattr(found, field.name) for field in fields(Description)}
-        return cls(**facts, axes=_axes_of(found), is_labels=found.data_type in _LABEL_TYPES)
+        # Integers of these types are labels, where metadata do not say what they are.
+        is_labels = found.data_type in ("uint32", "uint64")
+        return cls(**facts, axes=_axes_of(found), is_labels=is_labels)
 
     @classmethod
     def of_zarr(cls, document: dict[str, Json]) -> Self:
@@ -114,8 +113,7 @@ class ArrayView(Description):
         return bool(self.axes) and not self.has_unequal_chunks and self.data_type in _DRAWN
 
 
-NO_ARRAY: Final = ArrayView("", "", "")
-"""Stands for the array of a node that is none."""
+NO_ARRAY: Final = ArrayView("", "", "")  # stands for the array of a node that is none
 
 
 def unique_names(names: Sequence[str | None]) -> list[str]:

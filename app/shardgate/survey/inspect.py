@@ -57,18 +57,12 @@ from shardgate.survey.arrays import ArrayView
 from shardgate.survey.images import read_ome
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
-LOOK_S: Final = 2.0
-"""Longest look at a folder."""
-DESCRIBE_S: Final = 5.0
-"""Longest look at a root for a page of descriptions."""
+LOOK_S: Final = 2.0  # longest look at a folder
+DESCRIBE_S: Final = 5.0  # longest look at a root for a page of descriptions
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
-_MEASURED_AT_ONCE: Final = 4
-"""Shards whose indexes, which may be large, are in memory at a time."""
-MAX_MEASURED: Final = 64
-"""Shards whose indexes are added up."""
-MAX_REFS: Final = 8
-"""Branches and tags of a repository in a summary."""
+MAX_MEASURED: Final = 64  # shards whose indexes are added up
+MAX_REFS: Final = 8  # branches and tags of a repository in a summary
 _MAIN: Final = "@branch.main"
 _ROOT: Final = VirtualKey("")
 _DOCUMENT_NBYTES: Final = 1024 * 1024
@@ -256,7 +250,8 @@ async def _inspect(root: Root, layout: Layout, shard: Shard) -> IndexReport | No
 
 def report_index(survey: Survey) -> IndexReport:
     """Compute the statistics of a shard; raise `DamagedError` for an invalid index."""
-    table, whole = survey.table(), survey.whole
+    table = survey.table()
+    whole = survey.whole
     if table.faults:
         raise DamagedError(whole.ref, table.faults[0].reason)
     checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
@@ -305,7 +300,7 @@ async def measure(root: Root, collection: "CollectionSummary") -> StoredSize | N
         report = await run_in_thread(report_index, survey)
         return report.entries - report.empty, report.used_nbytes, survey.inner is not None
 
-    found = await bounded_gather(add_up, some, limit=_MEASURED_AT_ONCE)
+    found = await bounded_gather(add_up, some, limit=4)  # indexes may be large
     stored = [numbers for numbers in found if numbers is not None]
     chunks = None if any(is_nested for *_, is_nested in stored) else sum(n for n, *_ in stored)
     return StoredSize(len(stored), chunks, sum(nbytes for _, nbytes, _ in stored))
@@ -366,9 +361,10 @@ async def summarize(
     try:
         is_all, reason = await _in_time(summarizer.run(), within_s)
     except ShardgateError as error:
-        is_all, reason = False, str(error)
-    collections, repositories = summarizer.collections, summarizer.repositories
-    return FolderOverview(tuple(collections), tuple(repositories), is_all, reason)
+        is_all = False
+        reason = str(error)
+    collections = tuple(summarizer.collections)
+    return FolderOverview(collections, tuple(summarizer.repositories), is_all, reason)
 
 
 class _Summarizer:

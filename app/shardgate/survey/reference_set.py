@@ -55,7 +55,8 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
     """Yield the keys below *folder*, relative to it, and their references."""
 
     async def locate(found: FoundKey) -> Location | None:
-        layout, inside = found.layout, found.inside
+        layout = found.layout
+        inside = found.inside
         if layout is None:
             if not isinstance(found.found, Listed):
                 return found.found
@@ -98,7 +99,8 @@ def _refer(key: str, place: Location | None) -> Reference:
 
 def url_of_object(ref: ObjectRef) -> str:
     """Return the URL of an object as fsspec takes it: only those of web servers are encoded."""
-    bucket, key = url_of(ref.bucket), ref.key
+    bucket = url_of(ref.bucket)
+    key = ref.key
     if bucket.startswith("file://"):
         bucket = unquote(bucket)
     elif bucket.startswith(("http://", "https://")):

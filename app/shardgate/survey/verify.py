@@ -187,7 +187,8 @@ async def _findings_of(
     collection: ChunkCollection, listing: Listing, *, chunks: bool
 ) -> AsyncGenerator[Finding]:
     """Yield the stored shards, or all possible ones where the store cannot list."""
-    description, shards = collection.description, collection.shards
+    description = collection.description
+    shards = collection.shards
     why = ""
     if description.kind == LEFT_OUT:
         yield Report(not_checked={"": description.why_sharded})
@@ -355,7 +356,8 @@ class _ShardCheck:
 
 
 async def _is_intact(store: ObjectReader, place: Stored) -> bool:
-    checksum, kept = 0, b""
+    checksum = 0
+    kept = b""  # the last bytes, which may be the checksum of the others
     ref, byte_range, version = place
     condition = condition_of(version)
     async with store.stream(ref, byte_range, if_match=condition) as pieces:
@@ -399,9 +401,9 @@ class Sweep(NamedTuple):
     def over(cls, table: EntryTable, *others: Ranges) -> Self:
         starts, stops = map(np.concatenate, zip(table.places, *others, strict=True))
         order = np.lexsort((stops, starts))
-        starts, stops = starts[order], stops[order]
-        reached = np.maximum.accumulate(np.append(np.uint64(0), stops))[:-1]
-        return cls(order, Ranges(starts, stops), reached)
+        places = Ranges(starts[order], stops[order])
+        reached = np.maximum.accumulate(np.append(np.uint64(0), places.stops))[:-1]
+        return cls(order, places, reached)
 
 
 def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
@@ -409,7 +411,8 @@ def _find_overlaps(survey: Survey, table: EntryTable) -> Iterator[Fault]:
     rows, (starts, stops), reached = Sweep.over(table, survey.indexes)
     longest = np.maximum.accumulate(np.where(stops > reached, np.arange(len(rows)), 0))
     for at in np.flatnonzero(starts < np.minimum(stops, reached)).tolist():
-        hurt, other = int(rows[at]), int(rows[longest[at - 1]])
+        hurt = int(rows[at])
+        other = int(rows[longest[at - 1]])
         if hurt >= len(table):
             hurt, other = other, hurt
         named = "the shard index" if other >= len(table) else _name_of(table[other])

@@ -40,13 +40,9 @@ _HTML: Final = b"text/html; charset=utf-8"
 _VARY: Final = (b"vary", b"Accept")
 _MOST_ROWS: Final = 100
 _MOST_SNAPSHOTS: Final = 20
-_MOST_NAMES: Final = 1000
-"""Keys that a page lists."""
-_MOST_LETTERS: Final = 20_000
-"""Letters of the attributes that are shown."""
+_MOST_NAMES: Final = 1000  # keys that a page lists
+_MOST_LETTERS: Final = 20_000  # letters of the attributes that are shown
 _log = logging.getLogger(__name__)
-
-
 _EMPTY: Final = FolderOverview((), (), is_all=True)
 
 
@@ -129,13 +125,17 @@ class DatasetPages:
         """Return the page of *folder*, which holds *names* or, because of a *failure*, unknown
         ones; `None` if nothing is found there.
         """
-        found, has_viewer = await self._look(dataset, folder), viewer_folder() is not None
-        address, key = address_reached_by(request), request.key or ""
+        found = await self._look(dataset, folder)
+        has_viewer = viewer_folder() is not None
+        address = address_reached_by(request)
+        key = request.key or ""
         if folder and not names and found.is_empty:
             return None
         url = f"{address.base}/{quote_key(f'{request.name}/{key}')}".rstrip("/")
-        api, path = f"api/datasets/{quote(request.name, safe='')}", quote(key.rstrip("/"), safe="")
-        node, array = found.node, found.array
+        api = f"api/datasets/{quote(request.name, safe='')}"
+        path = quote(key.rstrip("/"), safe="")
+        node = found.node
+        array = found.array
         is_shown = key == folder and node is not None and is_viewable(node)
         is_drawn = is_shown and has_viewer and node is not None and node.array.axes
         viewer = signing_viewer_of(address, dataset, self._login.viewers)
@@ -168,7 +168,8 @@ class DatasetPages:
 
     async def _look(self, dataset: ServedDataset, folder: VirtualKey) -> _FolderContents:
         """Read the parts of a page; one that fails, or takes too long, is left out."""
-        found, resolver = _FolderContents(), self._resolver
+        found = _FolderContents()
+        resolver = self._resolver
 
         async def node() -> None:
             if dataset.containers.formats:
@@ -203,7 +204,8 @@ async def _read_history(
     resolver: Resolver, dataset: ServedDataset, folder: VirtualKey
 ) -> Sequence[Ancestor]:
     """Return the newest snapshots of a repository, or of a ref of it, if *folder* is either."""
-    path, ref = folder.rstrip("/"), ""
+    path = folder.rstrip("/")
+    ref = ""
     if path.rpartition("/")[2].startswith("@"):
         path, _, ref = path.rpartition("/")
     elif (await resolver.find_container(dataset, folder)).rest:
@@ -240,7 +242,8 @@ def _attributes(node: NodeView | None) -> str:
 
 def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
     """Return code that reads the node at *url*, by client."""
-    node, array = found.node, found.array
+    node = found.node
+    array = found.array
     if node is None:
         return {}
     code = {}

@@ -1,7 +1,6 @@
 """What errors say: a page with a way on to a browser that opens one, else a problem document."""
 
 from http import HTTPStatus
-from typing import Final
 from urllib.parse import quote
 
 from shardgate.server.address import address_reached_by
@@ -10,9 +9,6 @@ from shardgate.server.request import Request, Response, quote_segment
 from shardgate.server.responses import NO_STORE
 from shardgate.settings import LoginSettings
 from shardgate.web.rendering import PageTemplate, visible
-
-_SANDBOX: Final = b"; sandbox allow-scripts"
-"""Of no origin: a sign-in for a viewer cannot begin in a page of the service itself."""
 
 
 class ErrorPages:
@@ -49,8 +45,9 @@ class ErrorPages:
         body = await self._page.render(reason=failure.detail, way=way, label=label, start=start)
         headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, (b"vary", b"Accept")]
         for name, value in self._page.headers:
+            # Of no origin: a sign-in for a viewer cannot begin in a page of the service itself.
             is_sandboxed = request.name == "login" and name == b"content-security-policy"
-            headers.append((name, value + _SANDBOX if is_sandboxed else value))
+            headers.append((name, value + b"; sandbox allow-scripts" if is_sandboxed else value))
         length = (b"content-length", b"%d" % len(body))
         return Response(status, [*headers, length, *status_headers(status)], body)
 

@@ -47,19 +47,13 @@ from shardgate.server.address import Address, address_of
 from shardgate.server.problems import status_of
 from shardgate.web.rendering import PageTemplate
 
-_ATTEMPT_S: Final = 600
-"""Longest time to sign in at the issuer."""
+_ATTEMPT_S: Final = 600  # longest time to sign in at the issuer
 _ATTEMPT: Final = "shardgate-attempt"
-_OTHER: Final = "other"
-"""Query parameter for a sign-in as another person."""
-_NAMED_LETTERS: Final = 8
-"""Letters of a state that tell attempts of one browser apart."""
+_OTHER: Final = "other"  # query parameter for a sign-in as another person
 _LOGIN: Final = "/login"
 _AUTHORIZE: Final = f"{_LOGIN}/api/v1/authorize"
 _WAYS: Final = ("again", "other", "start")
 CODE: Final = "shardgate-code"
-_CODE_S: Final = 120
-"""Longest time from the end of a sign-in in the browser to the exchange of its code."""
 _PAGE: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,1000}")
 """Path of a page of this service; browsers take two slashes, or backslashes, for another host."""
 _CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
@@ -230,7 +224,8 @@ class LoginPages:
             case ForPages(page):
                 return RedirectResponse(f"{address.root_path}{page}", HTTPStatus.SEE_OTHER)
             case ForCommand(challenge, port):
-                code = self._tokens.sign(CODE, {**rights, "challenge": challenge}, _CODE_S)
+                # The command exchanges its code within two minutes.
+                code = self._tokens.sign(CODE, {**rights, "challenge": challenge}, 120)
                 return await self._render(
                     f"{name} has signed in. The command shardgate login may read with it.",
                     code=code,
@@ -355,7 +350,7 @@ def _page_of(request: Request) -> str:
 
 def _attempt_of(state: str) -> str:
     """Return the kind of the cookie of an attempt: each window has its own."""
-    return f"{_ATTEMPT}-{state[:_NAMED_LETTERS]}"
+    return f"{_ATTEMPT}-{state[:8]}"  # enough to tell attempts of one browser apart
 
 
 def _ways_on(purpose: Purpose, address: Address) -> Mapping[str, str]:

@@ -22,12 +22,8 @@ from shardgate.web.login import CODE, demand_https, issuer_hidden, without_right
 
 _LONGEST_CODE: Final = 16 * 1024
 _DEVICE: Final = "shardgate-device"
-_DEVICE_S: Final = 1800
-"""Longest time to sign in on another device."""
 _MOST_DEVICES: Final = 20
 _MINUTE_S: Final = 60.0
-_MOST_CLIENTS: Final = 4096
-"""Most clients whose requests are counted."""
 
 
 class IssuedToken(BaseModel):
@@ -58,7 +54,9 @@ class DeviceLimiter:
     def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
         self._proxies = proxies
         self._clock = clock
-        self._counts = cachetools.FIFOCache[str, tuple[int, float]](_MOST_CLIENTS)
+        self._counts = cachetools.FIFOCache[str, tuple[int, float]](
+            4096
+        )  # the clients that are counted
         """Number of requests, and the end of their minute, by client."""
 
     def admit(self, request: Request) -> None:
@@ -66,10 +64,12 @@ class DeviceLimiter:
         sent = request.scope["responder"].request
         if not sent.peer:  # of a local socket, which admission does not limit either
             return
-        client, now = client_of(sent.peer.decode(), sent.headers, self._proxies), self._clock()
+        client = client_of(sent.peer.decode(), sent.headers, self._proxies)
+        now = self._clock()
         count, until = self._counts.get(client, (0, -math.inf))
         if until <= now:
-            count, until = 0, now + _MINUTE_S
+            count = 0
+            until = now + _MINUTE_S
         if count >= _MOST_DEVICES:
             reason = f"too many device codes for this client (limit {_MOST_DEVICES} in a minute)"
             raise TooManyRequestsError(reason, math.ceil(until - now))
@@ -108,7 +108,7 @@ def build_command_login(
         limiter.admit(request)
         with issuer_hidden():
             begun = await flow.begin_on_device()
-        lifetime_s = min(begun.expires_in, _DEVICE_S)
+        lifetime_s = min(begun.expires_in, 1800)  # half an hour to sign in on the other device
         signed = tokens.sign(_DEVICE, {"device_code": begun.device_code}, lifetime_s)
         return begun.model_copy(update={"device_code": signed, "expires_in": lifetime_s})
 

@@ -20,12 +20,7 @@ from shardgate.survey.arrays import NO_ARRAY, ArrayView
 from shardgate.survey.images import Channel, OmeImage, read_ome, view_volume
 from shardgate.survey.inspect import summarize
 
-MOST_NBYTES: Final = 2 * 1024**2
-"""Largest document that is shown."""
-_MOST_LEVELS: Final = 8
-"""Levels that are read to find one that exists."""
-_MOST_PARENTS: Final = 3
-"""Groups above an array that are read to find the image that it is a level of."""
+MOST_NBYTES: Final = 2 * 1024**2  # largest document that is shown
 _PRECOMPUTED: Final = {
     "neuroglancer_annotations_v1": "annotations",
     "neuroglancer_skeletons": "skeletons",
@@ -85,7 +80,7 @@ async def _read_image(
     """Return the node of an *image*, whose finest level may be absent; *group* without any, or if
     they differ in the number of dimensions.
     """
-    for level in image.levels[:_MOST_LEVELS]:
+    for level in image.levels[:8]:  # a read each, until one exists
         with suppress(BadKeyError, DamagedError, DecodeError):  # the next level may be sound
             finest = join_path(group.path, level)
             found = await read_document(resolver, dataset, join_path(finest, "zarr.json"))
@@ -105,7 +100,7 @@ async def _read_array(resolver: Resolver, dataset: Dataset, node: NodeView) -> N
     """
     with suppress(DecodeError):  # the rest of the page shows the damage
         node = replace(node, array=ArrayView.of_zarr(node.document))
-    for parent in islice(_parents(node.path), _MOST_PARENTS):
+    for parent in islice(_parents(node.path), 3):  # groups that may be the image
         found = None
         with suppress(ShardgateError):  # of the group: the array is sound
             found = await read_document(resolver, dataset, join_path(parent, "zarr.json"))
@@ -167,7 +162,8 @@ async def read_body(
     async with resolver.open(dataset, key, choose, reading) as opened:
         if opened is None:
             return None
-        etag, body = opened.entity.etag, opened.body
+        etag = opened.entity.etag
+        body = opened.body
         if not isinstance(body, bytes):
             body = b"".join([bytes(piece) async for piece in body])
         return etag, body

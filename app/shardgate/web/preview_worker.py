@@ -23,8 +23,7 @@ from PIL import Image
 MOST_MEMORY_NBYTES: Final = 768 * 1024**2
 MOST_CPU_S: Final = 10
 LONGEST_S: Final = 60
-SIDE: Final = 256
-"""Most pixels of a picture along each side."""
+SIDE: Final = 256  # most pixels of a picture along each side
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _GREY: Final = 128
 
@@ -112,7 +111,8 @@ def stretch(
     if valid.size:
         low, high = map(float, np.percentile(valid, (1, 99)))
         if low == high:
-            low, high = float(valid.min()), float(valid.max())
+            low = float(valid.min())
+            high = float(valid.max())
     if not 0 < high - low < np.inf:
         return None, np.where(is_valid, _GREY, 0).astype(np.uint8)
     with np.errstate(over="ignore"):

@@ -50,23 +50,13 @@ from shardgate.web.sections import (
     draw_zarr,
 )
 
-_REVISION: Final = 1
-"""Part of each ETag; to be increased when pictures of the same bytes become others."""
 _MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2
-_MOST_NBYTES: Final = 64 * 1024**2
-"""Of all encoded chunks of a picture."""
-_COPIES: Final = 3
-"""Encoded chunks are held apart, as one request, and in the pipe."""
-_MOST_COMPLAINT: Final = 1000
-_READS: Final = 16
-"""Concurrent reads for one picture."""
+_MOST_NBYTES: Final = 64 * 1024**2  # of all encoded chunks of a picture
+_READS: Final = 16  # concurrent reads for one picture
 _LONGEST_S: Final = 60.0
-_CACHED_S: Final = 20.0
-"""Time for which a picture is not compared with the store."""
-_ATTEMPTS: Final = 3
-"""Attempts to read all chunks of a picture while none of them is replaced."""
-_RETRIED_S: Final = 2.0
-"""Time for which a failure that may pass is remembered."""
+_CACHED_S: Final = 20.0  # time for which a picture is not compared with the store
+_ATTEMPTS: Final = 3  # attempts to read all chunks of a picture while none of them is replaced
+_RETRIED_S: Final = 2.0  # time for which a failure that may pass is remembered
 _CACHED_NBYTES: Final = 32 * 1024**2
 _OVERHEAD_NBYTES: Final = 8192
 _WORKER: Final = Path(__file__).with_name("preview_worker.py")
@@ -292,7 +282,8 @@ class Previews:
         while True:
             attempts += 1
             _check_size(look.nbytes)
-            async with self._budget.room(_COPIES * look.nbytes):
+            # Encoded chunks are held three times: apart, as one request, and in the pipe.
+            async with self._budget.room(3 * look.nbytes):
                 objects, etag = await self._read_chunks(dataset, look)
                 read_s = time.time()
                 again = await self._look(dataset, look.path)
@@ -360,7 +351,7 @@ class Previews:
                 return (low, high), png
             case 0, {"contrast": None}:
                 return None, png
-        reason = complaint[-_MOST_COMPLAINT:].decode(errors="replace")
+        reason = complaint[-1000:].decode(errors="replace")
         raise UndrawableError(f"the worker ended with {process.returncode}: {reason}")
 
 
@@ -388,5 +379,6 @@ def _check_size(nbytes: int) -> None:
 
 
 def _etag_of(drawing: Drawing, chunks: Mapping[str, ETag]) -> ETag:
-    made_of = json.dumps([_REVISION, drawing.version, drawing.request, chunks], sort_keys=True)
+    revision = 1  # to be increased when pictures of the same bytes become others
+    made_of = json.dumps([revision, drawing.version, drawing.request, chunks], sort_keys=True)
     return ETag(f'"{sha256(made_of.encode()).hexdigest()[:32]}"')

@@ -16,18 +16,12 @@ from shardgate.model import ETag, join_path
 from shardgate.survey.arrays import ArrayView
 from shardgate.web.nodes import NodeView, ServedDocument
 
-ENOUGH: Final = 256
-"""Pixels that a level should have along its longer side."""
+ENOUGH: Final = 256  # pixels that a level should have along its longer side
 MOST_VALUES: Final = 4_000_000
 _MOST_CHUNKS: Final = 1024
-_MOST_CHUNK_NBYTES: Final = 64 * 1024**2
-"""Of a decoded chunk."""
-_ITEM_NBYTES: Final = 16
-"""Assumed where the data type is unknown."""
+_MOST_CHUNK_NBYTES: Final = 64 * 1024**2  # of a decoded chunk
 _COLOURS: Final = 3
 _MOST_SCALES: Final = 64
-_MEMBERS: Final = ("@type", "type", "data_type", "num_channels")
-"""Members of an ``info`` that TensorStore reads, beside the scales."""
 
 type Kinds = Sequence[str]
 """Kind of each axis: ``space``, ``time``, ``channel``, or another one."""
@@ -142,7 +136,8 @@ def _draw_scale(container: str, version: ETag, info: Info, scale: Member) -> Dra
     """Plan the picture of the first chunk size of a *scale* in *container*. Raises:
     `DecodeError`.
     """
-    bounds, document = voxel_bounds(scale.value)[0], info.document
+    bounds = voxel_bounds(scale.value)[0]
+    document = info.document
     count = document.get("num_channels")
     if type(count) is not int or count < 1:
         raise UndrawableError("num_channels is no positive number")
@@ -154,14 +149,12 @@ def _draw_scale(container: str, version: ETag, info: Info, scale: Member) -> Dra
     columns, rows, *others = section.order
     _check_chunk(chunk_shape, item_nbytes(document.get("data_type")))
     chunk_sizes = [list(bounds.chunk_size)]
-    members = {name: document[name] for name in _MEMBERS if name in document}
+    read = ("@type", "type", "data_type", "num_channels")  # by TensorStore, beside the scales
+    members = {name: document[name] for name in read if name in document}
     alone = {**scale.value, "key": "scale", "chunk_sizes": chunk_sizes, "sharding": None}
     return Drawing(
         driver="neuroglancer_precomputed",
-        document=(
-            "info",
-            write_json(members | {"scales": [alone]}),
-        ),
+        document=("info", write_json(members | {"scales": [alone]})),
         version=version,
         chunk_shape=chunk_shape,
         section=section._replace(order=(rows, columns, *others)),
@@ -198,13 +191,15 @@ def plan_section(
         (chunk_shape[rows], chunk_shape[columns]),
         depth=_COLOURS if is_rgb else 1,
     )
-    ranges[rows], ranges[columns] = _middle(shape[rows], height), _middle(shape[columns], width)
+    ranges[rows] = _middle(shape[rows], height)
+    ranges[columns] = _middle(shape[columns], width)
     return ArraySection(tuple(ranges), (rows, columns, *others), is_rgb)
 
 
 def _cut(shape: tuple[int, int], chunk_shape: tuple[int, int], depth: int) -> tuple[int, int]:
     """Return the part of *shape* that may be read, *depth* times: by its chunks and its values."""
-    (height, width), (rows, columns) = shape, chunk_shape
+    height, width = shape
+    rows, columns = chunk_shape
     down, across = _fit(-(-height // rows), -(-width // columns), _MOST_CHUNKS // depth)
     return _fit(min(height, down * rows), min(width, across * columns), MOST_VALUES // depth)
 
@@ -221,5 +216,6 @@ def _fit(height: int, width: int, most: int) -> tuple[int, int]:
 
 
 def _check_chunk(chunk_shape: Sequence[int], nbytes: int | None) -> None:
-    if (found := prod(chunk_shape) * (nbytes or _ITEM_NBYTES)) > _MOST_CHUNK_NBYTES:
+    found = prod(chunk_shape) * (nbytes or 16)  # the largest item, where the type is unknown
+    if found > _MOST_CHUNK_NBYTES:
         raise UndrawableError(f"chunks of {found} bytes are too large")

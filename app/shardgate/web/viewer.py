@@ -35,8 +35,7 @@ VIEWER: Final = "viewer/v/page/"
 """Path below the root of the service: the client looks for ``/v/`` and a name in its address."""
 
 _PACKAGE: Final = "neuroglancer"
-_WAIT_S: Final = 20.0
-"""Longest wait of a link for the contrast."""
+_WAIT_S: Final = 20.0  # longest wait of a link for the contrast
 _HASHED: Final = re.compile(r"(?:.+\.)?[0-9a-f]{16}\.[a-z]+")
 _LASTING: Final = "public, max-age=31536000, immutable"
 _SCRIPT: Final = """

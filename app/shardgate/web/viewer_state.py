@@ -15,10 +15,6 @@ type Source = str | dict[str, Any]
 type Contrast = tuple[float, float]
 """Values that are drawn black, and in full brightness."""
 
-_MOST_CHANNELS: Final = 8
-"""Layers of channels in one state; the others can be added in the viewer."""
-_PANEL_PIXELS: Final = 400
-"""Pixels along one of four panels; one alone has twice as many."""
 _GREY: Final = "#uicontrol invlerp contrast\nvoid main() { emitGrayscale(contrast()); }"
 _COLORED: Final = """#uicontrol invlerp contrast
 #uicontrol vec3 color color
@@ -30,7 +26,6 @@ _RGB: Final = """void main() {
 _RGB_CHANNELS: Final = 3
 _SPATIAL: Final = 3
 _NAMES: Final = ("x", "y", "z")
-_LEAST_SCALE: Final = 0.05
 _GREY_CHANNEL: Final = Channel("", "FFFFFF", None)
 
 
@@ -106,7 +101,7 @@ def _image_layers(
             return [layer | {"shader": _RGB}]
         only = node.channels[0] if node.channels else _GREY_CHANNEL
         return [layer | _rendering(data_type, only, contrast)]
-    shown = node.channels[: min(axis.size, _MOST_CHANNELS)]
+    shown = node.channels[: min(axis.size, 8)]  # the others can be added in the viewer
     return [
         layer
         | _rendering(data_type, channel, contrast)
@@ -139,7 +134,8 @@ def _spell_range(data_type: str, window: Contrast) -> list[float | int | str]:
     low, high = window
     if data_type.startswith("float"):
         return [low, high if high > low else low + 1]
-    first, last = math.floor(low), max(math.ceil(high), math.floor(low) + 1)
+    first = math.floor(low)
+    last = max(math.ceil(high), first + 1)
     return [str(first), str(last)] if data_type == "uint64" else [first, last]
 
 
@@ -152,12 +148,12 @@ def _position(axes: Sequence[Axis]) -> State:
     steps = [axis.step_si[0] for axis in shown]
     extent = max(axis.size * step / min(steps) for axis, step in zip(shown, steps, strict=True))
     is_4panel = len(shown) == _SPATIAL
-    pixels = _PANEL_PIXELS if is_4panel else 2 * _PANEL_PIXELS
+    pixels = 400 if is_4panel else 800  # along a panel
     return {
         "dimensions": {axis.name: list(axis.step_si) for axis in (*shown, *others)},
         "displayDimensions": [axis.name for axis in shown],
         "position": [axis.start + axis.middle + 0.5 for axis in (*shown, *others)],
-        "crossSectionScale": max(extent / pixels, _LEAST_SCALE),
+        "crossSectionScale": max(extent / pixels, 0.05),
         "projectionScale": 1.5 * extent,
         "layout": "4panel" if is_4panel else "xy",
     }

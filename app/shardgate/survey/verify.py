@@ -55,12 +55,7 @@ from shardgate.model import (
     condition_of,
     join_path,
 )
-from shardgate.read.listing import (
-    OpenedContainer,
-    Root,
-    collections_of,
-    find_containers,
-)
+from shardgate.read.listing import OpenedContainer, Root, collections_of, find_containers
 from shardgate.read.nesting import NestedLayout
 from shardgate.read.perform import DirectFetch
 from shardgate.storage.contract import Found, ObjectReader

@@ -29,12 +29,7 @@ from shardgate.auth.logins import (
     kinds_of,
     set_cookie,
 )
-from shardgate.auth.oidc_client import (
-    CHOOSER,
-    Attempt,
-    OidcClient,
-    next_prompt,
-)
+from shardgate.auth.oidc_client import CHOOSER, Attempt, OidcClient, next_prompt
 from shardgate.errors import (
     BadParameterError,
     ForbiddenError,

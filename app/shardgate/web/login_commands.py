@@ -54,10 +54,8 @@ class DeviceLimiter:
     def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
         self._proxies = proxies
         self._clock = clock
-        self._counts = cachetools.FIFOCache[str, tuple[int, float]](
-            4096
-        )  # the clients that are counted
-        """Number of requests, and the end of their minute, by client."""
+        # Number of requests, and the end of their minute, of so many clients.
+        self._counts = cachetools.FIFOCache[str, tuple[int, float]](4096)
 
     def admit(self, request: Request) -> None:
         """Count *request*. Raises: `TooManyRequestsError`."""

@@ -42,13 +42,7 @@ from shardgate.read.resolver import Resolver
 from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
 from shardgate.web.nodes import NodeView, find_images, read_body, read_document, read_node
-from shardgate.web.sections import (
-    ENOUGH,
-    Drawing,
-    UndrawableError,
-    draw_volume,
-    draw_zarr,
-)
+from shardgate.web.sections import ENOUGH, Drawing, UndrawableError, draw_volume, draw_zarr
 
 _MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2
 _MOST_NBYTES: Final = 64 * 1024**2  # of all encoded chunks of a picture

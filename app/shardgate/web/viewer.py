@@ -22,13 +22,7 @@ from shardgate.server.request import quote_key
 from shardgate.server.responses import csp_digest
 from shardgate.web.nodes import NodeView, find_images, read_node
 from shardgate.web.previews import Previews
-from shardgate.web.viewer_state import (
-    Contrast,
-    is_viewable,
-    link_to,
-    needs_contrast,
-    state_of,
-)
+from shardgate.web.viewer_state import Contrast, is_viewable, link_to, needs_contrast, state_of
 
 PUBLIC_VIEWER: Final = "https://neuroglancer-demo.appspot.com/"
 VIEWER: Final = "viewer/v/page/"

@@ -95,7 +95,11 @@ class ArrayView(Description):
     @classmethod
     def of_zarr(cls, document: dict[str, Json]) -> Self:
         """Return the view of the array of a served ``zarr.json``. Raises: `DecodeError`."""
-        return cls.of(describe_served(document))
+        names = document.get("dimension_names")
+        # An invalid name costs no other one, and viewers need none.
+        listed = names if isinstance(names, list) else []
+        sound = [name if isinstance(name, str) else None for name in listed]
+        return cls.of(describe_served(document | {"dimension_names": sound}))
 
     @property
     def driver(self) -> str:

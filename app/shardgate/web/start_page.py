@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Request, Response
 from starlette.responses import StreamingResponse
@@ -56,7 +56,7 @@ class StartPage:
         address = address_of(request)
         has_viewer = viewer_folder() is not None
         viewer = viewer_of(address, is_installed=has_viewer)
-        common = {
+        common: dict[str, Any] = {
             # A proxy may strip the final slash as well, below which relative links lead.
             "base": address.base.removeprefix(address.origin) if address.root_path else ".",
             "has_viewer": viewer is not None,

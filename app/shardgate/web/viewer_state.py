@@ -35,6 +35,10 @@ _SPATIAL: Final = 3
 _NAMES: Final = ("x", "y", "z")
 _LEAST_SCALE: Final = 0.05
 _GREY_CHANNEL: Final = Channel("", "FFFFFF", None)
+_SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
+"""Opacity of segments in sections; others than the selected ones would be left out."""
+_ASLANT: Final[State] = {"showSlices": False, "projectionOrientation": [0.3, 0.35, 0.1, 0.88]}
+"""Meshes without the sections before them, seen from a corner."""
 
 
 def is_viewable(node: NodeView) -> bool:
@@ -90,6 +94,20 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
     else:
         layers = _image_layers(node, name, source, contrast)
     return {**_position(axes), "layers": layers}
+
+
+def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[State]) -> State:
+    """Return the state of a *segmentation* with the meshes of some of its *segments*.
+
+    It lies over the images whose states are *around*, and below the annotations.
+    """
+    layers = segmentation["layers"]
+    if segments:
+        layers = [layers[0] | _SELECTION | {"segments": [*segments]}]
+    others = [layer for state in around for layer in state["layers"]]
+    below = [layer for layer in others if layer["type"] == "image"]
+    above = [layer for layer in others if layer["type"] == "annotation"]
+    return segmentation | {"layers": [*below, *layers, *above]} | (_ASLANT if segments else {})
 
 
 def _placed(url: str, axes: Sequence[ViewAxis]) -> Source:

@@ -34,6 +34,8 @@ _RGB_CHANNELS: Final = 3
 _SPATIAL: Final = 3
 _NAMES: Final = ("x", "y", "z")
 _LEAST_SCALE: Final = 0.05
+_HALF: Final = 0.5
+"""Middle of an element from its index; in images of OME-Zarr an index is the middle itself."""
 _GREY_CHANNEL: Final = Channel("", "FFFFFF", None)
 _SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
 """Opacity of segments in sections; others than the selected ones would be left out."""
@@ -93,7 +95,8 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
         layers = [_layer("segmentation", name, source)]
     else:
         layers = _image_layers(node, name, source, contrast)
-    return {**_position(axes), "layers": layers}
+    center = 0.0 if node.kind == "image" else _HALF
+    return {**_position(axes, center), "layers": layers}
 
 
 def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[State]) -> State:
@@ -144,7 +147,7 @@ def _image_layers(
         | {
             "name": f"{name} {channel.label or number}",
             "localDimensions": {f"{axis.name}'": [1, ""]},
-            "localPosition": [number + 0.5],
+            "localPosition": [number],
             "blend": "additive",
             "opacity": 1,
             "visible": channel.is_active,
@@ -174,8 +177,11 @@ def _spell_range(data_type: str, window: Contrast) -> list[float | int | str]:
     return [str(first), str(last)] if data_type == "uint64" else [first, last]
 
 
-def _position(axes: Sequence[ViewAxis]) -> State:
-    """Return dimensions, those on screen first, the middle of the array, and the scales."""
+def _position(axes: Sequence[ViewAxis], center: float) -> State:
+    """Return dimensions, those on screen first, the middle of the array, and the scales.
+
+    *center* is where the viewer has the middle of an element, counted from its index.
+    """
     if not axes:
         return {"layout": "4panel"}
     shown = axes_on_screen(axes)
@@ -187,7 +193,7 @@ def _position(axes: Sequence[ViewAxis]) -> State:
     return {
         "dimensions": {axis.name: list(axis.step_si) for axis in (*shown, *others)},
         "displayDimensions": [axis.name for axis in shown],
-        "position": [axis.start + axis.middle + 0.5 for axis in (*shown, *others)],
+        "position": [axis.start + axis.middle + center for axis in (*shown, *others)],
         "crossSectionScale": max(extent / pixels, _LEAST_SCALE),
         "projectionScale": 1.5 * extent,
         "layout": "4panel" if is_4panel else "xy",

@@ -16,6 +16,7 @@ import zarr
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.commands import run
+from tests.support.examples import datasets_of
 from tests.support.serving import serving
 from tests.support.viewers.images import put_all, put_image
 from tests.support.viewers.viewing import LOADED, Neuroglancer, Pixels, count
@@ -48,8 +49,9 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     session = icechunk.Repository.create(storage).writable_session("main")
     put_all(session.store)
     session.commit("Put arrays of each kind")
-    paths = {"folder": folder, "repository": repository, "archive": archive, **demo_paths}
+    paths = {"folder": folder, "repository": repository, "archive": archive}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets |= datasets_of(demo_paths)
     datasets["references"] = DatasetSettings(
         url=str(references),
         format="kerchunk",
@@ -154,8 +156,8 @@ def test_labels_are_coloured(neuroglancer: Neuroglancer, url: str, dataset: str)
 @pytest.mark.parametrize(
     "line",
     [
-        "tag.positive",
-        *(pytest.param(each, marks=soak) for each in ("image", "cells", "branch.main")),
+        "tag.landfall",
+        *(pytest.param(each, marks=soak) for each in ("film", "branch.main")),
     ],
 )
 def test_demo_link_shows_its_example(neuroglancer: Neuroglancer, url: str, line: str) -> None:

@@ -36,7 +36,7 @@ def write_field(path: Path) -> None:
     times = np.arange(0, 24 * _DAYS, _HOURS, dtype=np.float64)
     latitudes = np.arange(90 - _DEGREES / 2, -90, -_DEGREES, dtype=np.float32)
     longitudes = np.arange(_DEGREES / 2, 360, _DEGREES, dtype=np.float32)
-    axes = {
+    axes: dict[str, tuple[Field, str, str, str]] = {
         "time": (times, "time", "hours since 2026-01-01 00:00:00", "T"),
         "lat": (latitudes, "latitude", "degrees_north", "Y"),
         "lon": (longitudes, "longitude", "degrees_east", "X"),
@@ -56,11 +56,9 @@ def write_field(path: Path) -> None:
             compression="gzip",
             shuffle=True,
         )
-        field.attrs.update(
-            standard_name="air_temperature", long_name="temperature at 2 m", units="K"
-        )
-        for axis, name in enumerate(axes):
-            field.dims[axis].attach_scale(file[name])
+        field.attrs.update(standard_name="air_temperature", units="K")
+        for dimension, name in zip(field.dims, axes, strict=True):
+            dimension.attach_scale(file[name])
 
 
 def _temperatures(times: Field, latitudes: Field, longitudes: Field) -> Field:
@@ -76,7 +74,8 @@ def _temperatures(times: Field, latitudes: Field, longitudes: Field) -> Field:
     noon = np.cos(lon + 2 * np.pi * (hour / 24 - 0.5)) * np.cos(lat)
     mean = 300 - 48 * np.sin(lat) ** 2 - 12 * np.sin(lat)  # winter in the north
     on_land = -14 * np.sin(lat) - 7 * land + 5 * noon
-    return (mean + jet * waves + np.where(land > 0, on_land, 0.7 * noon)).astype(np.float32)
+    kelvins: Field = mean + jet * waves + np.where(land > 0, on_land, 0.7 * noon)
+    return kelvins.astype(np.float32)
 
 
 def _on_a_sphere(

@@ -1,7 +1,6 @@
 """Arithmetic on regular grids: smooth noise, and copies of half and of twice the size."""
 
 from collections.abc import Iterable, Sequence
-
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ def smooth(field: Field) -> Field:
 
 def halved[T: np.generic](values: npt.NDArray[T], axes: Iterable[int]) -> npt.NDArray[T]:
     """Take the mean of each two elements along *axes*, which have an even number of them."""
-    mean = values.astype(np.float32)
+    mean: Field = values.astype(np.float32)
     for axis in axes:
         pairs = np.moveaxis(mean, axis, 0)
         mean = np.moveaxis((pairs[::2] + pairs[1::2]) / 2, 0, axis)
@@ -44,16 +43,15 @@ def following[T: np.generic](values: npt.NDArray[T], axis: int) -> npt.NDArray[T
     return values.take(rows, axis)
 
 
-def interleaved[T: np.generic](
-    even: npt.NDArray[T], odd: npt.NDArray[T], axis: int
-) -> npt.NDArray[T]:
+def interleaved(even: npt.NDArray[Any], odd: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
     """Return the elements of *even* and *odd* by turns along *axis*."""
-    shape = (*even.shape[: axis + 1], 2, *even.shape[axis + 1 :])
+    shape = [*even.shape]
+    shape[axis] *= 2
     both = np.empty(shape, even.dtype)
-    rows = (slice(None),) * (axis + 1)
-    both[*rows, 0] = even
-    both[*rows, 1] = odd
-    return both.reshape((*shape[:axis], -1, *shape[axis + 2 :]))
+    turned = np.moveaxis(both, axis, 0)
+    turned[::2] = np.moveaxis(even, axis, 0)
+    turned[1::2] = np.moveaxis(odd, axis, 0)
+    return both
 
 
 def noise(random: np.random.Generator, shape: Sequence[int], doublings: int) -> Field:

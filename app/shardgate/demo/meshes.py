@@ -15,6 +15,8 @@ from shardgate.demo.grids import Field, smooth
 BITS: Final = 16
 """Bits of a coordinate within its fragment."""
 _PADDING: Final = 2
+_SKIN: Final = 0.4
+"""Value on the surface; with 0.5 the thinnest axons would break."""
 _AXES: Final = 3
 _EMPTY: Final = b""
 
@@ -38,7 +40,7 @@ def surface(mask: npt.NDArray[np.bool_]) -> Mesh:
     These are surface nets: each cell of eight voxels that the surface passes has one point, and
     each pair of neighbouring voxels on both sides of it a square of the four cells around.
     """
-    values = smooth(np.pad(mask, _PADDING).astype(np.float32)) - 0.5
+    values = smooth(np.pad(mask, _PADDING).astype(np.float32)) - _SKIN
     found = [_crossings(values, axis) for axis in range(_AXES)]
     corners, crossings = (np.concatenate(each) for each in zip(*found, strict=True))
     keys = np.ravel_multi_index(tuple(corners.reshape(-1, _AXES).T), values.shape)
@@ -106,7 +108,7 @@ def encode(levels: Sequence[Mesh], edges: Sequence[float]) -> tuple[bytes, bytes
 def _cut(mesh: Mesh, edges: Iterable[float]) -> Mesh:
     """Cut triangles at all planes between fragments of the finest level."""
     for axis, edge in enumerate(edges):
-        for plane in np.arange(edge, mesh.points[:, axis].max(), edge):
+        for plane in np.arange(edge, mesh.points[:, axis].max(initial=0), edge):
             mesh = _cut_at(mesh, axis, plane)
     return mesh
 

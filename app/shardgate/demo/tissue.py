@@ -16,16 +16,17 @@ STEPS: Final = (2.0, 1.0, 1.0)
 NANOMETERS: Final = 20
 _COARSE_SHAPE: Final = tuple(size // 2 for size in SHAPE)
 _COARSE_STEPS: Final = np.array(STEPS, np.float32) * 2
-_EXTENT: Final = np.array(SHAPE, np.float32) * STEPS
+_EXTENT: Final = np.array([320, 256, 256], np.float32)
+"""Edges of the block, in units."""
 _NEURITES: Final = 84
-_TRIES: Final = 16
+_TRIES: Final = 8
 _THICK: Final = 5
 """Each neurite of this many is a dendrite, the others are axons."""
-_PACE: Final = 7.0
+_PACE: Final = 9.0
 """Distance of neighbouring points of a tree."""
-_BRANCHING: Final = 0.06
+_BRANCHING: Final = 0.08
 """Branches for each point of a tree."""
-_MOST_STEPS: Final = 60
+_MOST_STEPS: Final = 45
 _MOST_TIPS: Final = 6
 """Ends of a tree, each of which grows until it leaves the block."""
 _REACH: Final = 18.0
@@ -89,19 +90,16 @@ def tissue() -> Tissue:
     return Tissue(trees, coarse_labels, labels, synapses, grey)
 
 
-def _find_gap(random: np.random.Generator, trees: list[Tree]) -> npt.NDArray[np.float64]:
+def _find_gap(random: np.random.Generator, trees: list[Tree]) -> Field:
     """Return the one of a few random points that is the farthest from all trees."""
-    candidates = random.uniform(0, 1, (_TRIES, 3)) * _EXTENT
-    if not trees:
-        return candidates[0]
-    points = np.concatenate([tree.points for tree in trees])
+    candidates: Field = random.uniform(0, _EXTENT, (_TRIES, 3))
+    points = np.concatenate([np.zeros((1, 3)), *(tree.points for tree in trees)])
     distances = np.linalg.norm(points - candidates[:, np.newaxis], axis=2).min(axis=1)
-    return candidates[distances.argmax()]
+    farthest: Field = candidates[distances.argmax()]
+    return farthest
 
 
-def _grow(
-    random: np.random.Generator, start: npt.NDArray[np.float64], *, is_dendrite: bool
-) -> Tree:
+def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Tree:
     """Let a tree grow from *start* into two directions, and branch."""
     radius = random.uniform(11, 18) if is_dendrite else random.uniform(4, 7)
     bend = 0.2 if is_dendrite else 0.28
@@ -131,8 +129,8 @@ def _grow(
     )
 
 
-def _unit(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return vector / np.linalg.norm(vector)
+def _unit(vector: Field) -> Field:
+    return vector / float(np.linalg.norm(vector))
 
 
 def _fill(random: np.random.Generator, trees: list[Tree]) -> tuple[npt.NDArray[np.uint16], Field]:
@@ -198,12 +196,13 @@ def _find_mitochondria(random: np.random.Generator, trees: list[Tree]) -> Field:
     """Return how dark mitochondria are on every second voxel: most of all their membranes."""
     distances = np.full(_COARSE_SHAPE, _FAR, np.float32)
     for tree in trees:
-        for first in range(int(random.integers(4, 14)), len(tree.points) - 4, 17):
-            points, radii = tree.points[first : first + 4], tree.radii[first : first + 4]
+        for first in range(int(random.integers(3, 11)), len(tree.points) - 3, 13):
+            points, radii = tree.points[first : first + 3], tree.radii[first : first + 3]
             aside = 0.4 * radii[:, np.newaxis] * _unit(random.standard_normal(3))
             box, distance = _distances((points + aside).astype(np.float32), 0.5 * radii)
             np.minimum(distances[box], distance, out=distances[box])
-    return 45 / (1 + np.exp(distances.clip(-20, 20))) + 40 * np.exp(-((distances / 3) ** 2))
+    rims: Field = 40 * np.exp(-((distances / 3) ** 2))
+    return rims + 45 / (1 + np.exp(distances.clip(-20, 20)))
 
 
 def _look_at(

@@ -40,7 +40,7 @@ VIEWER: Final = "viewer/v/page/"
 _PACKAGE: Final = "neuroglancer"
 _WAIT_S: Final = 20.0
 """Longest wait of a link for the contrast."""
-_MOST_SEGMENTS: Final = 24
+_MOST_SEGMENTS: Final = 16
 """Segments whose meshes a link shows."""
 _MOST_AROUND: Final = 4
 """Volumes and annotations that a link adds to a segmentation."""

@@ -1,13 +1,10 @@
 """What Neuroglancer draws from the links of the service: pixels of each kind of array."""
 
-import json
 import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
-import httpx
 import icechunk
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from tests.support.commands import run
 from tests.support.examples import datasets_of
 from tests.support.serving import serving
 from tests.support.viewers.images import put_all, put_image
+from tests.support.viewers.links import linked_state
 from tests.support.viewers.viewing import LOADED, Neuroglancer, Pixels, count
 
 MIDDLE: Final = (slice(180, 184), slice(195, 205))
@@ -59,13 +57,6 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     )
     with serving(Settings(datasets=datasets)) as served:
         yield served
-
-
-def linked_state(url: str) -> dict[str, Any]:
-    """Return the state that a link of the service leads to."""
-    location = httpx.get(url, timeout=120).headers["location"]
-    state: dict[str, Any] = json.loads(unquote(location.partition("#!")[2]))
-    return state
 
 
 def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixels:

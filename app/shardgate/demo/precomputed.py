@@ -143,7 +143,8 @@ def _mesh(mask: npt.NDArray[np.bool_], step: Sequence[int]) -> Mesh:
     for axis in range(mask.ndim):
         others = tuple(each for each in range(mask.ndim) if each != axis)
         (rows,) = mask.any(axis=others).nonzero()
-        box.append(slice(rows[0], rows[-1] + 1))
+        start = rows.min(initial=mask.shape[axis])
+        box.append(slice(start, max(rows.max(initial=0) + 1, start)))
     mesh = surface(mask[tuple(box)])
     points = (mesh.points + [each.start for each in box]) * np.array(step) + 0.5
     most = np.array(mask.shape) * step

@@ -19,7 +19,7 @@ _COARSE_STEPS: Final = np.array(STEPS, np.float32) * 2
 _EXTENT: Final = np.array([320, 256, 256], np.float32)
 """Edges of the block, in units."""
 _NEURITES: Final = 84
-_TRIES: Final = 8
+_TRIES: Final = 16
 _THICK: Final = 5
 """Each neurite of this many is a dendrite, the others are axons."""
 _PACE: Final = 9.0

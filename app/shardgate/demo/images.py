@@ -17,7 +17,6 @@ INNER_CHUNK: Final = (32, 32, 32)
 SHARD: Final = (128, 128, 128)
 SMALL_SHARD: Final = (64, 64, 64)
 _AXES: Final = ("z", "y", "x")
-_LEVELS: Final = 3
 
 _TIMES: Final = 10
 _FILM_SHAPE: Final = (6, 256, 256)
@@ -42,10 +41,9 @@ _DARK: Final = 110
 def write_image(path: Path) -> None:
     """Write an OME-Zarr 0.5 image of three levels, with consolidated metadata."""
     steps = [step * NANOMETERS for step in STEPS]
-    levels: list[npt.NDArray[Any]] = [tissue().grey]
-    while len(levels) < _LEVELS:
-        levels.append(halved(levels[-1], range(3)))
-    ome = multiscales("tissue", [(name, "space", "nanometer") for name in _AXES], steps, _LEVELS)
+    levels = tissue().greys
+    axes = [(name, "space", "nanometer") for name in _AXES]
+    ome = multiscales("tissue", axes, steps, len(levels))
     _write_levels(path, ome, levels, chunks=INNER_CHUNK, shards=SHARD)
 
 
@@ -56,8 +54,7 @@ def write_nested(path: Path) -> None:
     layout: dict[str, Any] = {"chunks": SMALL_SHARD, "serializer": outer}
     # A compressor after the sharding codec would hide the inner chunks.
     group = zarr.create_group(str(path))
-    values = halved(tissue().grey, range(3))
-    create(group, "a", values, dimension_names=_AXES, compressors=None, **layout)
+    create(group, "a", tissue().greys[1], dimension_names=_AXES, compressors=None, **layout)
 
 
 def write_film(path: Path) -> None:
@@ -108,16 +105,20 @@ def multiscales(
     halved_axes: Sequence[int] = (0, 1, 2),
 ) -> dict[str, Any]:
     """Describe *levels* as OME-Zarr 0.5 does; each is half of the one before along some axes."""
-    scales = [
-        [step * 2 ** (level * (axis in halved_axes)) for axis, step in enumerate(steps)]
-        for level in range(levels)
-    ]
     datasets = [
         {
             "path": f"s{level}",
-            "coordinateTransformations": [{"type": "scale", "scale": scale}],
+            "coordinateTransformations": [
+                {
+                    "type": "scale",
+                    "scale": [
+                        step * 2 ** (level * (axis in halved_axes))
+                        for axis, step in enumerate(steps)
+                    ],
+                }
+            ],
         }
-        for level, scale in enumerate(scales)
+        for level in range(levels)
     ]
     keys = ("name", "type", "unit")
     described = [

@@ -80,7 +80,7 @@ def _crossings(values: Field, axis: int) -> tuple[Rows, npt.NDArray[np.float64]]
 
 
 def encode(levels: Sequence[Mesh], edges: Sequence[float]) -> tuple[bytes, bytes]:
-    """Return the manifest of a mesh, and its fragments, which stand before it in a shard.
+    """Return the fragments of a mesh, and its manifest, which follows them in a shard.
 
     *levels* begin with the finest. Their fragments have *edges*, and twice those of the level
     before.
@@ -102,7 +102,7 @@ def encode(levels: Sequence[Mesh], edges: Sequence[float]) -> tuple[bytes, bytes
     for table in ordered:
         parts.append(np.array([cell for cell, _ in table], "<u4").T.tobytes())
         parts.append(np.array([len(data) for _, data in table], "<u4").tobytes())
-    return b"".join(parts), b"".join(data for table in ordered for _, data in table)
+    return b"".join(data for table in ordered for _, data in table), b"".join(parts)
 
 
 def _cut(mesh: Mesh, edges: Iterable[float]) -> Mesh:

@@ -6,104 +6,83 @@ import struct
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import tensorstore
 
-from shardgate.demo.grids import halved
 from shardgate.demo.meshes import BITS, Mesh, encode, surface
 from shardgate.demo.tissue import NANOMETERS, STEPS, Synapses, Tissue, Tree, tissue
 
 _CHUNK: Final = (32, 32, 32)
-_LEVELS: Final = 3
 _MESH_STEPS: Final = ((4, 4, 2), (8, 8, 4))
 """Voxels along x, y and z from one point of a grid to the next, for each level of detail."""
 _FRAGMENT_NM: Final = 2560.0
 _VOXEL_NM: Final = tuple(step * NANOMETERS for step in reversed(STEPS))
 _IDENTITY: Final = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
 _RELATIONS: Final = ("presynaptic", "postsynaptic")
-_NOWHERE: Final = -1
-_QUALITIES: Final = {"jpeg_quality": 80}
 
 
-class _Sharding(NamedTuple):
-    """Bits of an id: the lowest ones are ignored, the next ones are the minishard, then the
-    shard.
-    """
-
-    preshift: int
-    minishard: int
-    shard: int
-    is_compressed: bool = False
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The member `sharding` of an `info`."""
-        return {
-            "@type": "neuroglancer_uint64_sharded_v1",
-            "hash": "identity",
-            "preshift_bits": self.preshift,
-            "minishard_bits": self.minishard,
-            "shard_bits": self.shard,
-            "minishard_index_encoding": "gzip",
-            "data_encoding": "gzip" if self.is_compressed else "raw",
-        }
+def _sharding(preshift: int, minishard: int, shard: int, data: str = "raw") -> dict[str, Any]:
+    """Return the member `sharding` of an `info`, for ids that are not hashed."""
+    return {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "hash": "identity",
+        "preshift_bits": preshift,
+        "minishard_bits": minishard,
+        "shard_bits": shard,
+        "minishard_index_encoding": "gzip",
+        "data_encoding": data,
+    }
 
 
-_VOXELS: Final = _Sharding(3, 1, 2, is_compressed=True)
+_CHUNKS: Final = _sharding(3, 1, 2, "gzip")
 """Eight neighbours a minishard, two minishards a shard."""
-_OBJECTS: Final = _Sharding(1, 2, 2)
-_CELLS: Final = _Sharding(0, 1, 1)
+_OBJECTS: Final = _sharding(1, 2, 2)
 
+_MESHES: Final = {
+    "@type": "neuroglancer_multilod_draco",
+    "vertex_quantization_bits": BITS,
+    "transform": _IDENTITY,
+    "lod_scale_multiplier": 1,
+}
+_SKELETONS: Final = {
+    "@type": "neuroglancer_skeletons",
+    "transform": _IDENTITY,
+    "vertex_attributes": [{"id": "radius", "data_type": "float32", "num_components": 1}],
+}
 
-class Value(NamedTuple):
-    """A value in a shard, and bytes before it that have no entry of their own."""
-
-    data: bytes
-    before: bytes = b""
+type Values = Mapping[int, tuple[bytes, bytes]]
+"""By id, bytes that have no entry in the index of a shard, and the value, which follows them."""
 
 
 def write(path: Path) -> None:
     """Write a segmentation, and in its folder the image, the meshes, and all that belongs to it."""
     block = tissue()
-    segments = [*range(1, len(block.trees) + 1)]
-    _write_volume(path, "segmentation", _label_levels(block))
-    _write_volume(path / "em", "image", _image_levels(block))
-    _write_meshes(path / "mesh", block, segments)
-    skeletons = {n: Value(_skeleton(tree)) for n, tree in enumerate(block.trees, 1)}
-    _write_objects(path / "skeletons", _SKELETONS, skeletons)
+    labels = [block.labels, block.coarse_labels, block.coarse_labels[::2, ::2, ::2]]
+    _write_volume(path, "segmentation", labels)
+    _write_volume(path / "em", "image", block.greys)
+    _write_meshes(path / "mesh", block)
+    skeletons = {number: (b"", _skeleton(tree)) for number, tree in enumerate(block.trees, 1)}
+    _write_shards(path / "skeletons", skeletons, _SKELETONS)
     _write_properties(path / "properties", block)
-    _write_synapses(path / "synapses", block.synapses)
+    _write_synapses(path / "synapses", block.synapses, block.labels.T.shape)
     parts = {name: name for name in ("mesh", "skeletons")} | {"segment_properties": "properties"}
     info = path / "info"
     info.write_text(json.dumps(json.loads(info.read_text()) | parts))
 
 
-def _label_levels(block: Tissue) -> list[npt.NDArray[Any]]:
-    """Return the segments on every voxel, every second and every fourth one."""
-    return [block.labels, block.coarse_labels, block.coarse_labels[::2, ::2, ::2]]
-
-
-def _image_levels(block: Tissue) -> list[npt.NDArray[Any]]:
-    levels: list[npt.NDArray[Any]] = [block.grey]
-    while len(levels) < _LEVELS:
-        levels.append(halved(levels[-1], range(3)))
-    return levels
-
-
 def _write_volume(path: Path, kind: str, levels: Sequence[npt.NDArray[Any]]) -> None:
     """Write *levels*, whose axes are z, y and x, finest first, by TensorStore."""
-    encoding = (
-        {"encoding": "jpeg", **_QUALITIES}
-        if kind == "image"
-        else {
+    data_type = "uint8"
+    encoding: dict[str, Any] = {"encoding": "jpeg", "jpeg_quality": 80}
+    if kind == "segmentation":
+        data_type = "uint64"
+        encoding = {
             "encoding": "compressed_segmentation",
             "compressed_segmentation_block_size": [8, 8, 8],
         }
-    )
-    data_type = "uint8" if kind == "image" else "uint64"
     for level, values in enumerate(levels):
         spec = {
             "driver": "neuroglancer_precomputed",
@@ -113,7 +92,7 @@ def _write_volume(path: Path, kind: str, levels: Sequence[npt.NDArray[Any]]) -> 
                 "size": values.T.shape,
                 "resolution": [nm * 2**level for nm in _VOXEL_NM],
                 "chunk_size": _CHUNK,
-                "sharding": _VOXELS.document,
+                "sharding": _CHUNKS,
                 **encoding,
             },
         }
@@ -122,19 +101,13 @@ def _write_volume(path: Path, kind: str, levels: Sequence[npt.NDArray[Any]]) -> 
             volume.result()[..., 0] = values.T.astype(data_type)
 
 
-def _write_meshes(path: Path, block: Tissue, segments: Sequence[int]) -> None:
-    info = {
-        "@type": "neuroglancer_multilod_draco",
-        "vertex_quantization_bits": BITS,
-        "transform": _IDENTITY,
-        "lod_scale_multiplier": 1,
-    }
+def _write_meshes(path: Path, block: Tissue) -> None:
     grids = [(step, block.labels.T[tuple(slice(0, None, n) for n in step)]) for step in _MESH_STEPS]
     meshes = {}
-    for segment in segments:
+    for segment in range(1, len(block.trees) + 1):
         levels = [_mesh(labels == segment, step) for step, labels in grids]
-        meshes[segment] = Value(*encode(levels, [_FRAGMENT_NM] * 3))
-    _write_objects(path, info, meshes)
+        meshes[segment] = encode(levels, [_FRAGMENT_NM] * 3)
+    _write_shards(path, meshes, _MESHES)
 
 
 def _mesh(mask: npt.NDArray[np.bool_], step: Sequence[int]) -> Mesh:
@@ -149,13 +122,6 @@ def _mesh(mask: npt.NDArray[np.bool_], step: Sequence[int]) -> Mesh:
     points = (mesh.points + [each.start for each in box]) * np.array(step) + 0.5
     most = np.array(mask.shape) * step
     return Mesh(points.clip(0, most) * _VOXEL_NM, mesh.triangles)
-
-
-_SKELETONS: Final = {
-    "@type": "neuroglancer_skeletons",
-    "transform": _IDENTITY,
-    "vertex_attributes": [{"id": "radius", "data_type": "float32", "num_components": 1}],
-}
 
 
 def _skeleton(tree: Tree) -> bytes:
@@ -194,98 +160,83 @@ def _write_properties(path: Path, block: Tissue) -> None:
     (path / "info").write_text(json.dumps(document))
 
 
-def _write_synapses(path: Path, synapses: Synapses) -> None:
-    """Write lines from axons to dendrites, by id, by segment, and in cells of two levels."""
-    starts, ends = (
-        rows[:, ::-1] + np.float32(0.5) + offset
-        for rows, offset in ((synapses.before, (-4, 0, 0)), (synapses.after, (4, 0, 0)))
-    )
-    size = np.linspace(20, 90, len(starts)).astype("<f4")
-    lines = np.concatenate((starts, ends, size[:, np.newaxis]), axis=1).astype("<f4")
-    count = len(lines)
+def _write_synapses(path: Path, synapses: Synapses, extent: Sequence[int]) -> None:
+    """Write lines from axons to dendrites, by id, by segment, and in the cell of all."""
+    across = np.array([4, 0, 0])
+    starts, ends = synapses.before[:, ::-1] - across, synapses.after[:, ::-1] + across
+    count = len(starts)
+    lines = np.concatenate((starts, ends), axis=1).astype("<f4") + np.float32(0.5)
     related = synapses.segments.astype("<u8")
     one = np.uint32(1).tobytes()
     by_id = {
-        n: Value(lines[n].tobytes() + b"".join(one + segment.tobytes() for segment in related[n]))
-        for n in range(count)
+        number: (b"", line.tobytes() + b"".join(one + segment.tobytes() for segment in segments))
+        for number, (line, segments) in enumerate(zip(lines, related, strict=True))
     }
-    by_segment = {
-        f"by_{name}": (_grouped(lines, column), _OBJECTS)
-        for name, column in zip(_RELATIONS, related.T, strict=True)
-    }
-    extent = np.array(tissue().grey.T.shape)
-    half = (starts >= extent / 2) @ (1, 2, 4)
-    is_first = np.arange(count) % 4 == 0  # shown from afar
-    by_cell = {
-        "spatial0": (_grouped(lines, np.where(is_first, 0, _NOWHERE)), _CELLS),
-        "spatial1": (_grouped(lines, np.where(is_first, _NOWHERE, half)), _CELLS),
-    }
-    tables = {"by_id": (by_id, _OBJECTS)} | by_segment | by_cell
-    for name, (values, sharding) in tables.items():
-        _write_shards(path / name, sharding, values)
+    _write_shards(path / "by_id", by_id)
+    for name, keys in zip(_RELATIONS, related.T, strict=True):
+        _write_shards(path / f"by_{name}", _grouped(lines, keys))
+    _write_shards(path / "spatial0", _grouped(lines, np.zeros(count)))
     info = {
         "@type": "neuroglancer_annotations_v1",
         "dimensions": {axis: [nm * 1e-9, "m"] for axis, nm in zip("xyz", _VOXEL_NM, strict=True)},
         "lower_bound": [0, 0, 0],
-        "upper_bound": extent.tolist(),
+        "upper_bound": extent,
         "annotation_type": "line",
-        "properties": [{"id": "size", "type": "float32", "description": "nanometers"}],
+        "properties": [],
         "relationships": [
-            {"id": name, "key": f"by_{name}", "sharding": _OBJECTS.document} for name in _RELATIONS
+            {"id": name, "key": f"by_{name}", "sharding": _OBJECTS} for name in _RELATIONS
         ],
-        "by_id": {"key": "by_id", "sharding": _OBJECTS.document},
+        "by_id": {"key": "by_id", "sharding": _OBJECTS},
         "spatial": [
             {
-                "key": f"spatial{level}",
-                "grid_shape": [2**level] * 3,
-                "chunk_size": (extent / 2**level).tolist(),
+                "key": "spatial0",
+                "grid_shape": [1, 1, 1],
+                "chunk_size": extent,
                 "limit": count,
-                "sharding": _CELLS.document,
+                "sharding": _OBJECTS,
             }
-            for level in range(2)
         ],
     }
     (path / "info").write_text(json.dumps(info))
 
 
-def _grouped(lines: npt.NDArray[np.float32], keys: npt.NDArray[Any]) -> dict[int, Value]:
-    """Encode the lines of each key, but of `_NOWHERE`, with their numbers."""
+def _grouped(lines: npt.NDArray[np.float32], keys: npt.NDArray[Any]) -> Values:
+    """Encode the lines of each key, with their numbers."""
     values = {}
-    for key in {*keys.tolist()} - {_NOWHERE}:
+    for key in np.unique(keys):
         (rows,) = np.nonzero(keys == key)
+        numbers = rows.astype("<u8")
         count = np.uint64(len(rows)).tobytes()
-        values[int(key)] = Value(count + lines[rows].tobytes() + rows.astype("<u8").tobytes())
+        values[int(key)] = (b"", count + lines[rows].tobytes() + numbers.tobytes())
     return values
 
 
-def _write_objects(path: Path, info: dict[str, Any], values: Mapping[int, Value]) -> None:
-    _write_shards(path, _OBJECTS, values)
-    (path / "info").write_text(json.dumps(info | {"sharding": _OBJECTS.document}))
+def _write_shards(path: Path, values: Values, info: dict[str, Any] | None = None) -> None:
+    """Write *values* into the files of the shards that `_OBJECTS` describes, beside an *info*."""
+    path.mkdir(parents=True)
+    if info is not None:
+        (path / "info").write_text(json.dumps(info | {"sharding": _OBJECTS}))
+    minishards = 2 ** _OBJECTS["minishard_bits"]
+    shards = 2 ** _OBJECTS["shard_bits"]
 
+    def place(key: int) -> tuple[int, int, int]:
+        """Return shard, minishard and id: the order of values in files."""
+        number = key >> _OBJECTS["preshift_bits"]
+        return number // minishards % shards, number % minishards, key
 
-def _write_shards(path: Path, sharding: _Sharding, values: Mapping[int, Value]) -> None:
-    """Write *values* by their ids into the files of the shards."""
-    path.mkdir(parents=True, exist_ok=True)
-    places = {}
-    for key in values:
-        minishard = key >> sharding.preshift
-        shard = minishard >> sharding.minishard
-        places[key] = (shard % 2**sharding.shard, minishard % 2**sharding.minishard, key)
-    ordered = sorted(values, key=places.__getitem__)
-    for shard, keys in groupby(ordered, lambda key: places[key][0]):
+    for shard, keys in groupby(sorted(values, key=place), lambda key: place(key)[0]):
         data, indexes = bytearray(), {}
-        for minishard, members in groupby(keys, lambda key: places[key][1]):
-            rows, known = [], (0, 0)
+        for minishard, members in groupby(keys, lambda key: place(key)[1]):
+            rows, last_key, end = [], 0, 0
             for key in members:
-                data += values[key].before
-                value = values[key].data
-                rows.append((key - known[0], len(data) - known[1], len(value)))
+                before, value = values[key]
+                data += before
+                rows.append((key - last_key, len(data) - end, len(value)))
                 data += value
-                known = (key, len(data))
+                last_key, end = key, len(data)
             indexes[minishard] = gzip.compress(np.array(rows, "<u8").T.tobytes(), mtime=0)
-        table = np.zeros((2**sharding.minishard, 2), "<u8")
+        table = np.zeros((minishards, 2), "<u8")
         for minishard, index in indexes.items():
             table[minishard] = len(data), len(data) + len(index)
             data += index
-        digits = -(-sharding.shard // 4)
-        (path / f"{shard:0{digits}x}.shard").write_bytes(table.tobytes() + data)
+        (path / f"{shard:x}.shard").write_bytes(table.tobytes() + data)

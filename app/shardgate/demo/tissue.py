@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardgate.demo.grids import Field, doubled, following, interleaved, noise, smooth
+from shardgate.demo.grids import Field, doubled, following, halved, interleaved, noise, smooth
 
 SHAPE: Final = (160, 256, 256)
 """Voxels along z, y and x; neither a multiple of the shard: the last shards reach past the edge."""
@@ -73,7 +73,8 @@ class Tissue:
     """Segments on every second voxel along each axis."""
     labels: npt.NDArray[np.uint16]
     synapses: Synapses
-    grey: npt.NDArray[np.uint8]
+    greys: list[npt.NDArray[np.uint8]]
+    """The image on every voxel, then half and a quarter as many along each axis."""
 
 
 @cache
@@ -86,8 +87,10 @@ def tissue() -> Tissue:
     coarse_labels, margin = _fill(random, trees)
     labels, margin = _refine(coarse_labels, margin)
     synapses = _find_synapses(random, labels, trees)
-    grey = _look_at(random, margin, _find_mitochondria(random, trees), synapses)
-    return Tissue(trees, coarse_labels, labels, synapses, grey)
+    greys = [_look_at(random, margin, _find_mitochondria(random, trees), synapses)]
+    for _ in range(2):
+        greys.append(halved(greys[-1], range(3)))
+    return Tissue(trees, coarse_labels, labels, synapses, greys)
 
 
 def _find_gap(random: np.random.Generator, trees: list[Tree]) -> Field:

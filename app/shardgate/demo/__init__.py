@@ -5,10 +5,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from shardgate.configuration import RootOptions
+from shardgate.demo.tissue import tissue
 from shardgate.errors import ConfigurationError, install_command
 
 ROOTS: Final = {
@@ -41,6 +43,8 @@ def write(folder: Path) -> dict[str, Path]:
         ) from error
     except OSError as error:
         raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from error
+    finally:
+        tissue.cache_clear()  # 50 MB
     return {name: folder / root for name, root in ROOTS.items()}
 
 
@@ -91,17 +95,14 @@ def _writers(folder: Path) -> dict[str, Callable[[Path], None]]:
     """Return the functions that write the examples, by name. Raises: `ImportError`."""
     from shardgate.demo import earth, images, precomputed  # noqa: PLC0415 - they need an extra
 
-    def write_set(path: Path) -> None:
-        earth.write_set(path, folder / FIELD)
-
     return {
         ROOTS["cells"]: precomputed.write,
         ROOTS["image"]: images.write_image,
         ROOTS["nested"]: images.write_nested,
         ROOTS["film"]: images.write_film,
-        ROOTS["history"]: earth.write_history,
+        ROOTS["history"]: partial(earth.write_history, tag=TAG, forecast=BRANCHES[0]),
         FIELD: earth.write_field,
-        ROOTS["weather"]: write_set,
+        ROOTS["weather"]: partial(earth.write_set, source=folder / FIELD),
     }
 
 

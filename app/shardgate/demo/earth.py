@@ -14,10 +14,6 @@ import zarr
 from shardgate.demo.grids import Field, halved, noise
 from shardgate.demo.images import create, multiscales
 
-TAG: Final = "landfall"
-FORECAST: Final = "forecast"
-"""A branch that begins at the tag."""
-
 _DAYS: Final = 10
 _HOURS: Final = 6
 _FIELD_CHUNK: Final = (8, 45, 90)
@@ -101,29 +97,22 @@ def write_set(path: Path, source: Path) -> None:
     with h5py.File(source) as file:
         refs[".zattrs"] = json.dumps(dict(file.attrs))
         for name, array in file.items():
-            names = [array.dims[axis][0].name[1:] for axis in range(array.ndim) if array.dims[axis]]
-            attributes = {
-                key: value for key, value in array.attrs.items() if isinstance(value, str)
-            }
-            for hidden in ("CLASS", "NAME"):
-                attributes.pop(hidden, None)
-            refs[f"{name}/.zattrs"] = json.dumps(
-                attributes | {"_ARRAY_DIMENSIONS": names or [name]}
-            )
+            # Those of HDF5 itself are bytes and references.
+            attributes = {key: text for key, text in array.attrs.items() if isinstance(text, str)}
+            names = [dimension[0].name[1:] for dimension in array.dims if dimension] or [name]
+            refs[f"{name}/.zattrs"] = json.dumps(attributes | {"_ARRAY_DIMENSIONS": names})
             refs[f"{name}/.zarray"] = json.dumps(_describe(array))
             for number in range(array.id.get_num_chunks()):
                 chunk = array.id.get_chunk_info(number)
-                at = (
-                    start // size
-                    for start, size in zip(chunk.chunk_offset, array.chunks, strict=True)
-                )
-                key = f"{name}/{'.'.join(map(str, at))}"
-                refs[key] = [source.absolute().as_uri(), chunk.byte_offset, chunk.size]
+                at = ".".join(map(str, np.floor_divide(chunk.chunk_offset, array.chunks)))
+                refs[f"{name}/{at}"] = [source.absolute().as_uri(), chunk.byte_offset, chunk.size]
     path.write_text(json.dumps({"version": 1, "refs": refs}))
 
 
 def _describe(array: Any) -> dict[str, Any]:
     """Return the metadata of an HDF5 dataset as those of an array in Zarr v2."""
+    shuffle = {"id": "shuffle", "elementsize": array.dtype.itemsize}
+    zlib = {"id": "zlib", "level": array.compression_opts}
     return {
         "zarr_format": 2,
         "shape": array.shape,
@@ -131,19 +120,15 @@ def _describe(array: Any) -> dict[str, Any]:
         "dtype": array.dtype.str,
         "fill_value": None,
         "order": "C",
-        "filters": [{"id": "shuffle", "elementsize": array.dtype.itemsize}]
-        if array.shuffle
-        else None,
-        "compressor": {"id": "zlib", "level": array.compression_opts}
-        if array.compression
-        else None,
+        "filters": [shuffle] if array.shuffle else None,
+        "compressor": zlib if array.compression else None,
     }
 
 
-def write_history(path: Path) -> None:
+def write_history(path: Path, tag: str, forecast: str) -> None:
     """Write a repository in which a storm moves: each commit is the newest picture of it.
 
-    The storm is tagged at the coast; a branch has the pictures that were expected from there.
+    The storm at the coast has a *tag*; the branch *forecast* begins there.
     """
     icechunk.set_logs_filter("error")  # it warns of concurrent writers to a folder
     storage = icechunk.local_filesystem_storage(str(path.absolute()))
@@ -157,14 +142,14 @@ def write_history(path: Path) -> None:
     first = next(pictures)
     create(group, "s0", first, chunks=(64, 64), shards=(256, 256), dimension_names=("y", "x"))
     create(group, "s1", halved(first, (0, 1)), chunks=(64, 64), dimension_names=("y", "x"))
-    snapshot_id = session.commit("Picture at 00:00")
+    session.commit("Picture at 00:00")
     for number, picture in enumerate(pictures, 1):
         snapshot_id = _commit(repository, "main", picture, f"Picture at {6 * number:02}:00")
         if number == _LANDFALL:
-            repository.create_tag(TAG, snapshot_id=snapshot_id)
-            repository.create_branch(FORECAST, snapshot_id=snapshot_id)
+            repository.create_tag(tag, snapshot_id=snapshot_id)
+            repository.create_branch(forecast, snapshot_id=snapshot_id)
     for number, picture in enumerate(_pictures(_EXPECTED), _LANDFALL + 1):
-        _commit(repository, FORECAST, picture, f"Expected at {6 * number:02}:00")
+        _commit(repository, forecast, picture, f"Expected at {6 * number:02}:00")
     icechunk.set_logs_filter(None)
 
 

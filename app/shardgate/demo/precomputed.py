@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorstore
 
 from shardgate.demo.meshes import BITS, Mesh, encode, surface
-from shardgate.demo.tissue import NANOMETERS, STEPS, Synapses, Tissue, Tree, tissue
+from shardgate.demo.tissue import NANOMETERS, STEPS, Synapses, Tissue, tissue
 
 _CHUNK: Final = (32, 32, 32)
 _MESH_STEPS: Final = ((4, 4, 2), (8, 8, 4))
@@ -64,7 +64,7 @@ def write(path: Path) -> None:
     _write_volume(path, "segmentation", labels)
     _write_volume(path / "em", "image", block.greys)
     _write_meshes(path / "mesh", block)
-    skeletons = {number: (b"", _skeleton(tree)) for number, tree in enumerate(block.trees, 1)}
+    skeletons = {n: (b"", _skeleton(block, n)) for n in range(1, len(block.trees) + 1)}
     _write_shards(path / "skeletons", skeletons, _SKELETONS)
     _write_properties(path / "properties", block)
     _write_synapses(path / "synapses", block.synapses, block.labels.T.shape)
@@ -124,12 +124,16 @@ def _mesh(mask: npt.NDArray[np.bool_], step: Sequence[int]) -> Mesh:
     return Mesh(points.clip(0, most) * _VOXEL_NM, mesh.triangles)
 
 
-def _skeleton(tree: Tree) -> bytes:
-    """Encode the points of a tree, its edges, and the radius at each point, in nanometers."""
-    children = np.arange(1, len(tree.points), dtype="<u4")
-    edges = np.stack((tree.parents[1:].astype("<u4"), children), axis=1)
-    points = (tree.points[:, ::-1] * NANOMETERS).astype("<f4")
-    radii = (tree.radii * NANOMETERS).astype("<f4")
+def _skeleton(block: Tissue, segment: int) -> bytes:
+    """Encode points of a tree that lie in its segment, edges, and radii, in nanometers."""
+    tree = block.trees[segment - 1]
+    voxels = (tree.points / STEPS).astype(int).clip(max=np.array(block.labels.shape) - 1)
+    is_inside = block.labels[tuple(voxels.T)] == segment
+    steps = np.stack((tree.parents, np.arange(len(tree.points))), axis=1)[1:]
+    numbers = np.cumsum(is_inside) - 1
+    edges = numbers[steps[is_inside[steps].all(axis=1)]].astype("<u4")
+    points = (tree.points[is_inside, ::-1] * NANOMETERS).astype("<f4")
+    radii = (tree.radii[is_inside] * NANOMETERS).astype("<f4")
     counts = struct.pack("<II", len(points), len(edges))
     return b"".join((counts, points.tobytes(), edges.tobytes(), radii.tobytes()))
 

@@ -41,6 +41,8 @@ _SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
 """Opacity of segments in sections; others than the selected ones would be left out."""
 _ASLANT: Final[State] = {"showSlices": False, "projectionOrientation": [0.3, 0.35, 0.1, 0.88]}
 """Meshes without the sections before them, seen from a corner."""
+_CORNERS: Final = 1.2
+"""Room for the corners of a box that is seen so."""
 
 
 def is_viewable(node: NodeView) -> bool:
@@ -104,13 +106,15 @@ def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[Stat
 
     It lies over the images whose states are *around*, and below the annotations.
     """
-    layers = segmentation["layers"]
+    (layer,) = segmentation["layers"]
+    view: State = {}
     if segments:
-        layers = [layers[0] | _SELECTION | {"segments": [*segments]}]
+        layer |= _SELECTION | {"segments": [*segments]}
+        view = _ASLANT | {"projectionScale": _CORNERS * segmentation["projectionScale"]}
     others = [layer for state in around for layer in state["layers"]]
     below = [layer for layer in others if layer["type"] == "image"]
     above = [layer for layer in others if layer["type"] == "annotation"]
-    return segmentation | {"layers": [*below, *layers, *above]} | (_ASLANT if segments else {})
+    return segmentation | {"layers": [*below, layer, *above]} | view
 
 
 def _placed(url: str, axes: Sequence[ViewAxis]) -> Source:

@@ -293,7 +293,7 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
 
 
 def test_lines_of_the_demo_work_verbatim(started: Demo) -> None:
-    """The commands that the demo prints run in a shell, and show both states of the repository."""
+    """The commands that the demo prints run in a shell, and show three states of a repository."""
     shown = [get(line) for line in started.lines if line.startswith("http://")]
     curls, pythons = (
         [
@@ -306,12 +306,12 @@ def test_lines_of_the_demo_work_verbatim(started: Demo) -> None:
         for word in ("curl ", "import zarr")
     )
 
-    assert [curl.splitlines()[0] for curl in curls] == ["HTTP/1.1 200 OK"] * 3
-    assert len(shown) == len(demo.EXAMPLES) + 3 + 4  # the viewer is installed
-    image, tagged, now = ([int(number) for number in re.findall(r"\d+", line)] for line in pythons)
-    assert len(image) == len(tagged) == 8
-    assert min(max(image), max(tagged)) > 0
-    assert now == [255 - value for value in tagged]
+    assert [curl.splitlines()[0] for curl in curls] == ["HTTP/1.1 200 OK"] * 4
+    assert len(shown) == len(demo.ROOTS) + 1 + 2 + 3 + 3  # the viewer is installed
+    image, weather, *states = ([*map(float, re.findall(r"[\d.]+", line))] for line in pythons)
+    assert [len(image), len(weather)] == [8, 4]
+    assert min(map(min, (image, weather))) > 0
+    assert len({*map(tuple, states)}) == len(states) == 3
 
 
 def test_demo_prints_nothing_to_stderr(started: Demo) -> None:
@@ -326,26 +326,30 @@ def cells(url: str, scale: int) -> Any:
 
 
 def test_the_demo_serves_cells_without_shards(started: Demo) -> None:
-    """Both scales of the cells read like their shards, with more than 50 labels each."""
+    """Two scales of the cells read like their shards, with more than 50 labels each."""
     data = (started.folder / "cells.precomputed").as_uri() + "/"
     (url,) = (line for line in started.lines if line.endswith("/cells/"))
     served = [cells(url, scale) for scale in (0, 1)]
     info = json.loads(get(f"{url}info"))
 
-    assert ["sharding" in scale for scale in info["scales"]] == [False] * 2
+    assert ["sharding" in scale for scale in info["scales"]] == [False] * 3
     for scale, found in enumerate(served):
         np.testing.assert_array_equal(found, cells(data, scale), strict=True)
         assert len(np.unique(found)) > 50
 
 
 def test_the_demo_writes_once(examples: Path) -> None:
-    """A second start of the demo leaves the files unchanged; they take less than 20 MiB."""
+    """A second start of the demo leaves the files unchanged; they take less than 32 MiB."""
     before = {path: path.stat().st_mtime_ns for path in examples.rglob("*")}
     demo.write(examples)
 
     assert {path: path.stat().st_mtime_ns for path in examples.rglob("*")} == before
-    assert sum(path.stat().st_size for path in before) < 20 * 1024**2
-    assert {path.name for path in examples.iterdir()} == set(demo.EXAMPLES)
+    assert sum(path.stat().st_size for path in before) < 32 * 1024**2
+    assert {path.name for path in examples.iterdir()} == {*demo.ROOTS.values(), demo.FIELD}
+
+
+SCALES = ("20_20_40", "40_40_80", "80_80_160")
+SYNAPSES = ("by_id", "by_postsynaptic", "by_presynaptic", "spatial0")
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
@@ -356,11 +360,12 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
 
     assert all(path in table for path in arrays)
     assert sorted(arrays) == [
-        "cells.precomputed/2000_2000_4000",
-        "cells.precomputed/4000_4000_8000",
-        *("history.icechunk/s1", "history.icechunk/s2", "image.zarr/s0", "image.zarr/s1"),
-        "image.zarr/s2",
-        "nested.zarr/a",
+        *(f"cells.precomputed/{scale}" for scale in SCALES),
+        *(f"cells.precomputed/em/{scale}" for scale in SCALES),
+        *("cells.precomputed/mesh", "cells.precomputed/skeletons"),
+        *(f"cells.precomputed/synapses/{part}" for part in SYNAPSES),
+        *("film.zarr/s0", "film.zarr/s1", "history.icechunk/s0", "history.icechunk/s1"),
+        *("image.zarr/s0", "image.zarr/s1", "image.zarr/s2", "nested.zarr/a"),
     ]
     assert arrays["image.zarr/s0"] == {
         "path": "image.zarr/s0",
@@ -378,7 +383,7 @@ def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:
         "why_sharded": "",
     }
     assert arrays["nested.zarr/a"]["index_location"] == ["start", "end"]
-    cells = arrays["cells.precomputed/4000_4000_8000"]
+    cells = arrays["cells.precomputed/80_80_160"]
     about = (cells["format"], cells["kind"], cells["shape"])
     assert about == ("precomputed", "array", [64, 64, 40])
     assert cells["sharding"] == (
@@ -431,19 +436,17 @@ def test_text_of_metadata_cannot_control_the_terminal(tmp_path: Path, command: s
 
 def test_inspect_locates_a_chunk(examples: Path) -> None:
     """`inspect` of a chunk prints the object and byte range of its minishard index."""
-    shard = examples / "cells.precomputed/2000_2000_4000/0.shard"
+    shard = examples / "cells.precomputed/40_40_80/0.shard"
     data = shard.read_bytes()
     start, stop = struct.unpack_from("<QQ", data, 16)
     rows = np.frombuffer(gzip.decompress(data[32 + start : 32 + stop]), "<u8").reshape(3, -1)
     ids, nbytes = rows[0].cumsum(), rows[2]
     begins = 32 + (rows[1] + rows[2]).cumsum() - nbytes
     (at,) = np.flatnonzero(ids == 0b1010)  # 2 of x, 1 of y
-    key = "cells.precomputed/2000_2000_4000/64-96_32-64_0-32"
+    key = "cells.precomputed/40_40_80/64-96_32-64_0-32"
 
     found = json.loads(run("inspect", str(examples), key, "--json").stdout)
-    by_shard = run(
-        "inspect", shard.parent.parent.as_uri(), "2000_2000_4000/0.shard", "--shard", "--json"
-    )
+    by_shard = run("inspect", shard.parent.parent.as_uri(), "40_40_80/0.shard", "--shard", "--json")
 
     assert (found["state"], found["object"]) == ("stored", shard.as_uri())
     assert (found["start"], found["stop"]) == (begins[at], begins[at] + nbytes[at])
@@ -463,9 +466,10 @@ def test_verify_of_sound_data_is_exit_code_0(examples: Path) -> None:
     assert verified.returncode == 0
     assert report["damages"] == []
     shards = [*examples.rglob("c/*/*/*"), *examples.rglob("*.shard")]
-    in_repository = 8  # of main; its tag has as many
+    shards += [*examples.rglob("film.zarr/s?/c/*/*/*/*/*")]
+    in_repository = 4  # of main; each other ref has as many
     found = sum(path.is_file() for path in shards) + in_repository
-    assert (report["arrays"], report["shards"]) == (8, found)
+    assert (report["arrays"], report["shards"]) == (20, found)
     assert report["counts"]["manifests"] > 0
 
 

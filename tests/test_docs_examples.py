@@ -22,6 +22,7 @@ from packaging.version import Version
 from shardgate.settings import DatasetSettings, Settings
 from tests.support import commands
 from tests.support.documents import ROOT, blocks, program
+from tests.support.examples import datasets_of
 from tests.support.processes import environ
 from tests.support.serving import serving
 
@@ -50,12 +51,10 @@ def test_each_program_in_the_documents_is_run() -> None:
 def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve the examples of the demo, the image again as ``em``, and the empty root ``lab``."""
     folder = tmp_path_factory.mktemp("examples")
-    examples = {
-        name: Path(shutil.copytree(path, folder / path.name)) for name, path in demo_paths.items()
-    }
+    image = shutil.copytree(demo_paths["image"], folder / "image.zarr")
     (folder / "lab").mkdir()
-    roots = {name: DatasetSettings(url=str(path)) for name, path in examples.items()}
-    roots["em"] = DatasetSettings(url=str(examples["image"]), writable=True)
+    roots = datasets_of(demo_paths)
+    roots["em"] = DatasetSettings(url=str(image), writable=True)
     repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder / "v1")))
     session = repository.writable_session("main")
     rain = xarray.Dataset({"rain": ("day", [0.0, 1.5])})

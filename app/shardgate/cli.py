@@ -139,11 +139,11 @@ def demo(
     with _importing():
         from shardgate import demo as examples
         from shardgate import processes
-        from shardgate.configuration import RootOptions, load_settings
+        from shardgate.configuration import load_settings
 
     written = examples.write(folder)
     roots = [f"{name}={path}" for name, path in written.items()]
-    settings = load_settings(roots, {"host": host, "port": port}, RootOptions())
+    settings = load_settings(roots, {"host": host, "port": port}, examples.options(folder))
     processes.run(settings, lambda base: typer.echo(examples.guide(base)))
 
 

@@ -200,7 +200,7 @@ def test_chunk_is_served_over_tls_and_http_2(composed: Composed) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/image/s0/zarr.json", "/cells/info", "/history/@tag.positive/zarr.json"]
+    "path", ["/image/s0/zarr.json", "/cells/info", "/history/@tag.landfall/zarr.json"]
 )
 def test_examples_are_served(composed: Composed, path: str) -> None:
     """The example image, segmentation and repository are served."""

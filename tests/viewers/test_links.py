@@ -1,13 +1,10 @@
 """What Neuroglancer draws from the links of the service: pixels of each kind of array."""
 
-import json
 import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
-import httpx
 import icechunk
 import numpy as np
 import pytest
@@ -16,8 +13,10 @@ import zarr
 from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.commands import run
+from tests.support.examples import datasets_of
 from tests.support.serving import serving
 from tests.support.viewers.images import put_all, put_image
+from tests.support.viewers.links import linked_state
 from tests.support.viewers.viewing import LOADED, Neuroglancer, Pixels, count
 
 MIDDLE: Final = (slice(180, 184), slice(195, 205))
@@ -48,8 +47,9 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     session = icechunk.Repository.create(storage).writable_session("main")
     put_all(session.store)
     session.commit("Put arrays of each kind")
-    paths = {"folder": folder, "repository": repository, "archive": archive, **demo_paths}
+    paths = {"folder": folder, "repository": repository, "archive": archive}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets |= datasets_of(demo_paths)
     datasets["references"] = DatasetSettings(
         url=str(references),
         format="kerchunk",
@@ -57,13 +57,6 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     )
     with serving(Settings(datasets=datasets)) as served:
         yield served
-
-
-def linked_state(url: str) -> dict[str, Any]:
-    """Return the state that a link of the service leads to."""
-    location = httpx.get(url, timeout=120).headers["location"]
-    state: dict[str, Any] = json.loads(unquote(location.partition("#!")[2]))
-    return state
 
 
 def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixels:
@@ -154,8 +147,8 @@ def test_labels_are_coloured(neuroglancer: Neuroglancer, url: str, dataset: str)
 @pytest.mark.parametrize(
     "line",
     [
-        "tag.positive",
-        *(pytest.param(each, marks=soak) for each in ("image", "cells", "branch.main")),
+        "tag.landfall",
+        *(pytest.param(each, marks=soak) for each in ("film", "branch.main")),
     ],
 )
 def test_demo_link_shows_its_example(neuroglancer: Neuroglancer, url: str, line: str) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
 
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
+from tests.support.examples import datasets_of
 from tests.support.gates import Gate
 from tests.support.serving import serving
 from tests.support.viewers.browser import REBOUND
@@ -37,8 +38,9 @@ soak = pytest.mark.soak
 def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Serve the examples, all of them in one folder too, an image of channels and a long URL."""
     put_image(ome := tmp_path_factory.mktemp("ome"))
-    paths = {**demo_paths, "everything": demo_paths["image"].parent, "ome": ome}
+    paths = {"everything": demo_paths["image"].parent, "ome": ome}
     datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets |= datasets_of(demo_paths)
     datasets["away"] = DatasetSettings(url=f"file:///{'nothing-at-all-' * 6}")
     with serving(Settings(datasets=datasets)) as served:
         yield served
@@ -91,7 +93,7 @@ def test_filter_hides_other_datasets(browser: Browser, url: str, viewport: Viewp
         rows = page.locator("tbody tr:visible th")
 
         assert rows.all_inner_texts() == ["history"]
-        assert page.get_by_role("status").inner_text() == "1 of 7"
+        assert page.get_by_role("status").inner_text() == "1 of 9"
 
 
 def test_snippet_is_selected_or_copied_by_one_click(browser: Browser, url: str) -> None:
@@ -183,8 +185,12 @@ def test_picture_has_its_time(browser: Browser, url: str, told: str, *, is_mixed
     assert ("different" in title) is is_mixed
 
 
-@pytest.mark.parametrize("name", [pytest.param("image", marks=soak), "cells", "nested"])
-def test_viewer_link_shows_the_data(browser: Browser, url: str, pictures: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers"), [pytest.param("image", 1, marks=soak), ("cells", 3), ("nested", 1)]
+)
+def test_viewer_link_shows_the_data(
+    browser: Browser, url: str, pictures: Path, name: str, layers: int
+) -> None:
     """A dataset's viewer link shows the data, without requests to other servers."""
     others: list[str] = []
 
@@ -202,7 +208,7 @@ def test_viewer_link_shows_the_data(browser: Browser, url: str, pictures: Path, 
         desk.wait_for_url("**/viewer/v/page/**")
         while desk.evaluate("typeof viewer") == "undefined":
             desk.wait_for_timeout(20)
-        with Image.open(io.BytesIO(picture_when_still(desk, 1))) as image:
+        with Image.open(io.BytesIO(picture_when_still(desk, layers))) as image:
             image.save(pictures / f"start-viewer-{name}.png")
             pixels = np.asarray(image.convert("RGB"), np.int16)
 

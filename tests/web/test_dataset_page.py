@@ -15,8 +15,8 @@ import icechunk
 import pytest
 import zarr
 
-from shardgate import demo
 from shardgate.settings import DatasetSettings, Settings
+from tests.support.examples import datasets_of
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import LITTLE, array_metadata, rectilinear
 from tests.support.lacking import need
@@ -45,19 +45,21 @@ def write_hostile(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+def client(
+    demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[httpx.Client]:
     """Serve the examples, all of them in one folder too, hostile names, and unequal chunks."""
-    examples = tmp_path_factory.mktemp("examples")
+    history = tmp_path_factory.mktemp("examples") / "history"
+    shutil.copytree(demo_paths["history"], history)
     hostile = tmp_path_factory.mktemp("hostile")
     write_hostile(hostile)
     unequal = tmp_path_factory.mktemp("unequal")
     array = array_metadata([5, 7], [], [LITTLE], chunk_grid=rectilinear([2, 3], [3, 4]))
     write_files({"array/zarr.json": json.dumps(array).encode()}, unequal)
-    paths = demo.write(examples) | {"all": examples, "odd": hostile, "unequal": unequal}
-    datasets = {
-        name: DatasetSettings(url=str(path), writable=name == "history")
-        for name, path in paths.items()
-    }
+    paths = {"all": demo_paths["image"].parent, "odd": hostile, "unequal": unequal}
+    datasets = datasets_of(demo_paths)
+    datasets |= {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets["history"] = DatasetSettings(url=str(history), writable=True)
     with client_of(Settings(datasets=datasets)) as opened:
         yield opened
 
@@ -73,7 +75,7 @@ def test_array_page_describes_chunks_and_shards(client: httpx.Client) -> None:
 
     assert page.texts("h1") == ["s0"]
     stored = properties(page)
-    assert stored.pop("Stored").startswith("244 chunks, ")
+    assert stored.pop("Stored").startswith("320 chunks, ")
     assert stored == {
         "Shape": TIMES.join(["160", "256", "256"]),
         "Type": "uint8",
@@ -102,9 +104,9 @@ def test_image_page_has_axes_and_levels(client: httpx.Client) -> None:
         " ".join(cell.text or "" for cell in row if cell.tag == "td") for row in axes.iter("tr")
     ]
     assert rows[1:] == [
-        "space 160 2 micrometer",
-        "space 256 1 micrometer",
-        "space 256 1 micrometer",
+        "space 160 40 nanometer",
+        "space 256 20 nanometer",
+        "space 256 20 nanometer",
     ]
     links = [link.attrib["href"] for link in levels.iter("a")]
     assert links == ["./s0/", "./s1/", "./s2/"]
@@ -116,20 +118,20 @@ def test_repository_page_has_refs_and_history(client: httpx.Client) -> None:
     refs, history = page.all("ul[@class='plain']")[0], page.all("ol")[0]
 
     links = [link.attrib["href"] for link in refs.iter("a")]
-    assert links == ["./@branch.main/", "./@tag.positive/"]
+    assert links == ["./@branch.forecast/", "./@branch.main/", "./@tag.landfall/"]
     snapshots = [link.attrib["href"] for link in history.iter("a")]
-    assert len(snapshots) == 3
-    assert page.texts("ol/li")[0].endswith("Turn it into its negative")
-    tagged = open_page(client, "/all/history.icechunk/@tag.positive/")
-    assert tagged.links("ol") == [f".{link}" for link in snapshots[1:]]
+    assert len(snapshots) == 7
+    assert page.texts("ol/li")[0].endswith("Picture at 30:00")
+    tagged = open_page(client, "/all/history.icechunk/@tag.landfall/")
+    assert tagged.links("ol") == [f".{link}" for link in snapshots[2:]]
     assert client.get(urljoin(str(tagged.answer.url), tagged.links("ol")[0])).status_code == 200
 
 
 def test_repository_page_without_a_ref_links_its_arrays(client: httpx.Client) -> None:
     """The page of a key without a ref, which means main, describes its array and links to it."""
-    page = open_page(client, "/history/s1/")
+    page = open_page(client, "/history/s0/")
 
-    assert properties(page)["Inner chunk"] == TIMES.join(["32"] * 3)
+    assert properties(page)["Inner chunk"] == TIMES.join(["64"] * 2)
     assert page.links("table") == []
     first = open_page(client, "/history/").links("ol")[-1]
     assert open_page(client, f"/history/{first.removeprefix('./')}").texts("h1")
@@ -137,7 +139,7 @@ def test_repository_page_without_a_ref_links_its_arrays(client: httpx.Client) ->
 
 def test_volume_page_links_to_itself(client: httpx.Client) -> None:
     """Rows of scales on the page of a volume lead to that page, wherever the volume lies."""
-    for path in ("/cells/", "/all/cells.precomputed/"):
+    for path in ("/cells/em/", "/all/cells.precomputed/em/"):
         links = set(open_page(client, path).links("table[@role='table']"))
         assert {urljoin(path, link) for link in links} == {path}
 
@@ -150,14 +152,14 @@ def test_folder_page_links_arrays_of_every_format(client: httpx.Client) -> None:
     assert {
         "./image.zarr/s0/",
         "./cells.precomputed/",
-        "./history.icechunk/@branch.main/s1/",
+        "./history.icechunk/@branch.main/s0/",
     } <= set(links)
     for link in links:
         assert client.get(urljoin("/all/", link)).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "path", ["/image/", "/all/image.zarr/s0/", "/all/history.icechunk/@tag.positive/s1/"]
+    "path", ["/image/", "/all/image.zarr/s0/", "/all/history.icechunk/@tag.landfall/s0/"]
 )
 def test_breadcrumbs_lead_to_every_folder_above(client: httpx.Client, path: str) -> None:
     """Breadcrumbs are relative links to the start page and to all folders above."""
@@ -218,7 +220,7 @@ def test_page_of_nothing_is_404(client: httpx.Client) -> None:
 
 def test_page_keeps_the_links_of_a_listing(client: httpx.Client) -> None:
     """The page has the links of the plain listing, which other clients get; both vary by Accept."""
-    for path in ("/image/", "/all/", "/history/@tag.positive/"):
+    for path in ("/image/", "/all/", "/history/@tag.landfall/"):
         plain = client.get(path)
         page = open_page(client, path)
         assert plain.headers["vary"] == page.answer.headers["vary"] == "Accept"
@@ -265,7 +267,7 @@ SNIPPETS: Final = {
     "/image/": frozenset({"curl", "zarr-python", "xarray"}),
     "/image/s0/": frozenset({"curl", "zarr-python", "xarray", "TensorStore", "dask"}),
     "/nested/a/": frozenset({"curl", "zarr-python", "xarray", "TensorStore", "dask"}),
-    "/history/@tag.positive/s1/": frozenset(
+    "/history/@tag.landfall/s0/": frozenset(
         {"curl", "zarr-python", "xarray", "TensorStore", "dask"}
     ),
     "/cells/": frozenset({"curl", "TensorStore"}),

@@ -11,13 +11,14 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from shardgate import demo
+from shardgate import web
 from shardgate.model import ObjectRef
 from shardgate.server.responses import csp_digest
 from shardgate.settings import DatasetSettings, ServerSettings, Settings
 from shardgate.web.start_page import OverviewCache
 from tests.support.auth.people import TOKENS, caller
 from tests.support.clocks import Clock
+from tests.support.examples import datasets_of
 from tests.support.gates import Gate
 from tests.support.pages import Page, open_page
 from tests.support.processes import wait_until
@@ -38,7 +39,7 @@ def client(
 ) -> Generator[httpx.Client]:
     """Serve the examples, an empty folder and unreachable datasets."""
     empty = tmp_path_factory.mktemp("empty")
-    datasets = {name: DatasetSettings(url=str(path)) for name, path in demo_paths.items()} | {
+    datasets = datasets_of(demo_paths) | {
         "away": DatasetSettings(url=str(empty / "nothing")),
         "down": DatasetSettings(url="http://127.0.0.1:9/nothing"),
         "raw": DatasetSettings(url=str(empty), view="raw", writable=True),
@@ -135,7 +136,7 @@ def test_security_policy_allows_its_own_parts_only(page: Page) -> None:
 
 def test_colours_have_enough_contrast() -> None:
     """Text has a contrast of 4.5 and edges of fields one of 3, in both schemes (WCAG 1.4)."""
-    style = (Path(demo.__file__).parent / "web/templates/page.css").read_text()
+    style = (Path(web.__file__).parent / "templates/page.css").read_text()
     for scheme in style.split("prefers-color-scheme"):
         colours = dict(
             pair.strip().removeprefix("--").split(": ")

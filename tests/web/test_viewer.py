@@ -21,6 +21,7 @@ from shardgate.server.responses import csp_digest
 from shardgate.settings import PUBLIC, DatasetSettings, Settings
 from shardgate.web.nodes import MOST_NBYTES
 from shardgate.web.viewer import PUBLIC_VIEWER, VIEWER, signing_viewer_of, viewer_of
+from tests.support.examples import datasets_of
 from tests.support.pages import parse
 from tests.support.serving import client_of
 
@@ -100,8 +101,8 @@ def examples(
     demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[httpx.Client]:
     """Serve the examples, and a folder of them all."""
-    paths = demo_paths | {"all": demo_paths["image"].parent}
-    datasets = {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
+    datasets = datasets_of(demo_paths)
+    datasets["all"] = DatasetSettings(url=str(demo_paths["image"].parent))
     datasets["empty"] = DatasetSettings(url=str(tmp_path_factory.mktemp("empty")))
     with client_of(Settings(datasets=datasets)) as opened:
         yield opened
@@ -121,11 +122,9 @@ def state_of_link(client: httpx.Client, url: str) -> dict[str, Any]:
     ("dataset", "path", "source"),
     [
         ("image", "", "image/|zarr3:"),
-        ("cells", "", "cells"),
-        ("all", "", "all/cells.precomputed"),
         ("all", "image.zarr/s1", "all/image.zarr/s1/|zarr3:"),
         ("history", "", "history/|zarr3:"),
-        ("history", "@tag.positive/s2", "history/@tag.positive/s2/|zarr3:"),
+        ("history", "@tag.landfall/s1", "history/@tag.landfall/s1/|zarr3:"),
     ],
 )
 def test_viewer_link_opens_a_node(
@@ -138,6 +137,28 @@ def test_viewer_link_opens_a_node(
     opened = layer["source"]
     url = opened if isinstance(opened, str) else opened["url"]  # that of a level has a scale
     assert url.removeprefix("precomputed://") == f"{examples.base_url}/{source}"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "root"), [("cells", "cells"), ("all", "all/cells.precomputed")]
+)
+def test_viewer_link_of_a_segmentation_shows_its_surroundings(
+    examples: httpx.Client, dataset: str, root: str
+) -> None:
+    """The link of a segmentation has the image and the annotations in its folder, and the first
+    segments of its properties, whose meshes are drawn.
+    """
+    state = state_of_link(examples, f"/api/datasets/{dataset}/viewer")
+    ids = examples.get(f"/{root}/properties/info").json()["inline"]["ids"]
+
+    image, segments, lines = state["layers"]
+    assert [each["type"] for each in state["layers"]] == ["image", "segmentation", "annotation"]
+    url = f"precomputed://{examples.base_url}/{root}"
+    assert [image["source"], segments["source"]] == [f"{url}/em", url]
+    assert lines["source"] == f"{url}/synapses"
+    assert segments["segments"] == ids[:16]
+    assert image["shaderControls"]["contrast"]["range"][0] > 0
+    assert not state["showSlices"]
 
 
 def test_viewer_link_of_a_folder_opens_the_first_readable_node(tmp_path: Path) -> None:

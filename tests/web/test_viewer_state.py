@@ -44,7 +44,7 @@ def test_space_is_on_screen_and_time_is_a_slider() -> None:
 
     assert found["dimensions"] == {**{n: [2e-6, "m"] for n in "xyz"}, "t": [1, "s"]}
     assert found["displayDimensions"] == ["x", "y", "z"]
-    assert found["position"] == [4.5, 4.5, 4.5, 0.5]
+    assert found["position"] == [4, 4, 4, 0]
     assert found["layout"] == "4panel"
 
 
@@ -94,7 +94,7 @@ def test_each_channel_is_a_layer() -> None:
     assert len(layers) == LOCAL.size
     assert [layer["name"] for layer in layers] == ["em DAPI", "em 1", "em no such"]
     assert [layer["visible"] for layer in layers] == [True, False, True]
-    assert [layer["localPosition"] for layer in layers] == [[0.5], [1.5], [2.5]]
+    assert [layer["localPosition"] for layer in layers] == [[0], [1], [2]]
     assert layers[0]["localDimensions"] == {"c'": [1, ""]}
     blue = layers[0]["shaderControls"]
     assert blue == {"contrast": {"range": [5, 90], "window": [5, 90]}, "color": "#0000FF"}

@@ -18,7 +18,7 @@ from shardgate.server.conditions import whole_of
 from shardgate.server.request import check_key
 from shardgate.survey.arrays import NO_ARRAY, ArrayView
 from shardgate.survey.images import Channel, OmeImage, read_ome, view_volume
-from shardgate.survey.inspect import summarize
+from shardgate.survey.inspect import MAX_COLLECTIONS, summarize
 
 MOST_NBYTES: Final = 2 * 1024**2  # largest document that is shown
 _PRECOMPUTED: Final = {
@@ -169,11 +169,15 @@ async def read_body(
         return etag, body
 
 
-async def find_images(resolver: Resolver, dataset: Dataset, path: str) -> AsyncGenerator[str]:
-    """Yield *path*, then those of the first images, arrays and containers of volumes below it."""
+async def find_images(
+    resolver: Resolver, dataset: Dataset, path: str, most: int = MAX_COLLECTIONS
+) -> AsyncGenerator[str]:
+    """Yield *path*, then those of images, arrays and containers of volumes among the first *most*
+    collections below it.
+    """
     yield path
     folder = VirtualKey(f"{path}/" if path else "")
-    overview = await summarize(resolver, dataset, folder)
+    overview = await summarize(resolver, dataset, folder, most=most)
     known = {path}
     for each in overview.collections:
         found = each.container if each.node is None else each.node

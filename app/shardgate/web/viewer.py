@@ -14,15 +14,24 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from shardgate.auth.access import ServedDataset
-from shardgate.errors import BadParameterError, DamagedError, install_command
+from shardgate.errors import BadParameterError, DamagedError, ShardgateError, install_command
+from shardgate.model import join_path
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.server.address import Address
 from shardgate.server.request import quote_key
 from shardgate.server.responses import csp_digest
-from shardgate.web.nodes import NodeView, find_images, read_node
+from shardgate.web.nodes import NodeView, find_images, read_document, read_node
 from shardgate.web.previews import Previews
-from shardgate.web.viewer_state import Contrast, is_viewable, link_to, needs_contrast, state_of
+from shardgate.web.viewer_state import (
+    Contrast,
+    State,
+    is_viewable,
+    link_to,
+    needs_contrast,
+    scene_of,
+    state_of,
+)
 
 PUBLIC_VIEWER: Final = "https://neuroglancer-demo.appspot.com/"
 VIEWER: Final = "viewer/v/page/"
@@ -30,6 +39,9 @@ VIEWER: Final = "viewer/v/page/"
 
 _PACKAGE: Final = "neuroglancer"
 _WAIT_S: Final = 20.0  # longest wait of a link for the contrast
+_MOST_SEGMENTS: Final = 16  # with meshes in a link
+_MOST_AROUND: Final = 4  # volumes and annotations that a link adds to a segmentation
+_MOST_LOOKED_AT: Final = 64  # scales and other collections among which they are searched
 _HASHED: Final = re.compile(r"(?:.+\.)?[0-9a-f]{16}\.[a-z]+")
 _LASTING: Final = "public, max-age=31536000, immutable"
 _SCRIPT: Final = """
@@ -81,11 +93,42 @@ class ViewerLinks:
         async for each in find_images(self._resolver, dataset, path):
             node = await self._read(dataset, each, is_named=bool(path) and each == path)
             if node is not None and is_viewable(node):
-                contrast = await self._contrast(dataset, node)
-                key = f"{dataset.name}/{each}".rstrip("/")
-                state = state_of(node, f"{base}/{quote_key(key)}", key, contrast)
+                state = await self._state(dataset, node, base)
+                if node.kind == "volume" and node.array.is_labels:
+                    state = await self._scene(dataset, node, base, state)
                 return link_to(viewer, state)
         raise BadParameterError(f"{dataset.name}/{path} has nothing that Neuroglancer draws")
+
+    async def _state(self, dataset: Dataset, node: NodeView, base: str) -> State:
+        key = f"{dataset.name}/{node.path}".rstrip("/")
+        contrast = await self._contrast(dataset, node)
+        return state_of(node, f"{base}/{quote_key(key)}", key, contrast)
+
+    async def _scene(self, dataset: Dataset, node: NodeView, base: str, state: State) -> State:
+        """Add to the *state* of a segmentation the volumes and annotations in its folder, and the
+        first segments that have properties: the viewer draws no meshes of others.
+        """
+        around = []
+        async for path in find_images(self._resolver, dataset, node.path, _MOST_LOOKED_AT):
+            inner = None if path == node.path else await self._read(dataset, path, is_named=False)
+            if inner is not None and inner.kind in ("volume", "annotations"):
+                around.append(await self._state(dataset, inner, base))
+            if len(around) == _MOST_AROUND:
+                break
+        return scene_of(state, await self._segments(dataset, node), around)
+
+    async def _segments(self, dataset: Dataset, node: NodeView) -> list[str]:
+        """Return the first ids in the properties of a segmentation, if it has any."""
+        document = None
+        if isinstance(folder := node.document.get("segment_properties"), str):
+            with suppress(ShardgateError):  # of properties: the voxels are sound
+                key = join_path(node.path, f"{folder}/info")
+                document = await read_document(self._resolver, dataset, key)
+        match document:
+            case {"inline": {"ids": list() as ids}}:
+                return [each for each in ids[:_MOST_SEGMENTS] if str(each).isdecimal()]
+            case _:
+                return []
 
     async def _read(self, dataset: Dataset, path: str, *, is_named: bool) -> NodeView | None:
         """Read a node; damage of one that is not named is none: others may be sound."""

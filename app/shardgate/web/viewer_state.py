@@ -27,6 +27,12 @@ _RGB_CHANNELS: Final = 3
 _SPATIAL: Final = 3
 _NAMES: Final = ("x", "y", "z")
 _GREY_CHANNEL: Final = Channel("", "FFFFFF", None)
+_SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
+"""Opacity of segments in sections; others than the selected ones would be left out."""
+_ASLANT: Final[State] = {"showSlices": False, "projectionOrientation": [0.3, 0.35, 0.1, 0.88]}
+"""Meshes without the sections before them, seen from a corner."""
+_CORNERS: Final = 1.2
+"""Room for the corners of a box that is seen so."""
 
 
 def is_viewable(node: NodeView) -> bool:
@@ -72,7 +78,25 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
         layers = [_layer("segmentation", name, source)]
     else:
         layers = _image_layers(node, name, source, contrast)
-    return {**_position(array.axes), "layers": layers}
+    # The viewer has the middle of an element half a step after its index, or at it in images.
+    center = 0.0 if node.kind == "image" else 0.5
+    return {**_position(array.axes, center), "layers": layers}
+
+
+def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[State]) -> State:
+    """Return the state of a *segmentation* with the meshes of some of its *segments*.
+
+    It lies over the images whose states are *around*, and below the annotations.
+    """
+    (layer,) = segmentation["layers"]
+    view: State = {}
+    if segments:
+        layer |= _SELECTION | {"segments": [*segments]}
+        view = _ASLANT | {"projectionScale": _CORNERS * segmentation["projectionScale"]}
+    others = [layer for state in around for layer in state["layers"]]
+    below = [layer for layer in others if layer["type"] == "image"]
+    above = [layer for layer in others if layer["type"] == "annotation"]
+    return segmentation | {"layers": [*below, layer, *above]} | view
 
 
 def _placed(url: str, axes: Sequence[Axis]) -> Source:
@@ -108,7 +132,7 @@ def _image_layers(
         | {
             "name": f"{name} {channel.label or number}",
             "localDimensions": {f"{axis.name}'": [1, ""]},
-            "localPosition": [number + 0.5],
+            "localPosition": [number],
             "blend": "additive",
             "opacity": 1,
             "visible": channel.is_active,
@@ -139,8 +163,11 @@ def _spell_range(data_type: str, window: Contrast) -> list[float | int | str]:
     return [str(first), str(last)] if data_type == "uint64" else [first, last]
 
 
-def _position(axes: Sequence[Axis]) -> State:
-    """Return dimensions, those on screen first, the middle of the array, and the scales."""
+def _position(axes: Sequence[Axis], center: float) -> State:
+    """Return dimensions, those on screen first, the middle of the array, and the scales.
+
+    *center* is where the viewer has the middle of an element, counted from its index.
+    """
     if not axes:
         return {"layout": "4panel"}
     shown = axes_on_screen(axes)
@@ -152,7 +179,7 @@ def _position(axes: Sequence[Axis]) -> State:
     return {
         "dimensions": {axis.name: list(axis.step_si) for axis in (*shown, *others)},
         "displayDimensions": [axis.name for axis in shown],
-        "position": [axis.start + axis.middle + 0.5 for axis in (*shown, *others)],
+        "position": [axis.start + axis.middle + center for axis in (*shown, *others)],
         "crossSectionScale": max(extent / pixels, 0.05),
         "projectionScale": 1.5 * extent,
         "layout": "4panel" if is_4panel else "xy",

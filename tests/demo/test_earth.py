@@ -1,0 +1,27 @@
+"""`shardgate.demo.earth`: the field, as xarray reads it from the service."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import xarray
+
+from shardgate import demo
+from shardgate.settings import Settings
+from tests.support.examples import datasets_of
+from tests.support.serving import serving
+
+
+def test_field_is_read_through_its_reference_set(demo_paths: dict[str, Path]) -> None:
+    """The field has the values in the NetCDF file, with its dimensions, units and dates."""
+    with h5py.File(demo_paths["weather"].parent / demo.FIELD) as file:
+        stored = file["t2m"][:]
+
+    with serving(Settings(datasets=datasets_of(demo_paths))) as url:
+        opened = xarray.open_zarr(f"{url}/weather").load()
+
+    np.testing.assert_array_equal(opened.t2m, stored)
+    assert opened.t2m.dims == ("time", "lat", "lon")
+    assert opened.t2m.attrs["standard_name"] == "air_temperature"
+    assert str(opened.time.values[1]).startswith("2026-01-01T06:00")
+    assert opened.lat.attrs["units"] == "degrees_north"

@@ -124,7 +124,7 @@ class ViewerLinks:
             with suppress(ShardgateError):  # of properties: the voxels are sound
                 key = join_path(node.path, f"{folder}/info")
                 document = await read_document(self._resolver, dataset, key)
-        match document:
+        match document and document.members:
             case {"inline": {"ids": list() as ids}}:
                 return [each for each in ids[:_MOST_SEGMENTS] if str(each).isdecimal()]
             case _:

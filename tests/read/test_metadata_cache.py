@@ -10,10 +10,16 @@ import pytest
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
 from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
-from shardgate.model import VOLATILE, ByteRange, ETag, Fixed, ObjectRef
+from shardgate.model import ByteRange, ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
-from shardgate.read.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
-from shardgate.read.perform import DirectFetch, perform
+from shardgate.read.metadata_cache import (
+    OVERHEAD_NBYTES,
+    MetadataCache,
+    ReadCache,
+    SizedLRUCache,
+    uncached_reads,
+)
+from shardgate.read.perform import perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
 from tests.support.clocks import Clock
 from tests.support.formats.icechunk.building import REPO_INFO, envelope
@@ -283,7 +289,7 @@ async def test_slow_decoding_runs_in_a_thread(kind: str, data: bytes, *, is_apar
     read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
     if kind == "memory":  # however short: a few bytes of zstd can hold many
         read = replaced(read, memory_nbytes=lambda *_: 1)
-    found = await DirectFetch(store)(read)
+    found = await uncached_reads(store)(read)
 
     assert found is not None
     assert (found.value.ident != threading.get_ident()) is is_apart
@@ -297,7 +303,7 @@ async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
     """A large object is read in two parts, the second of the first's version."""
     store = WatchedStore()
     etag = store.place(REF, _LARGE)
-    found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
+    found = await uncached_reads(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
 
     assert found is not None
     assert (found.value.data, found.size) == (_LARGE[start:], len(_LARGE))
@@ -318,7 +324,7 @@ async def test_large_object_replaced_between_its_parts_is_refused() -> None:
     store.place(REF, _LARGE)
     store.spoil = replace
     with pytest.raises(VersionChangedError):
-        await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
+        await uncached_reads(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
 
 
 _FILE = envelope(bytes(2**20), REPO_INFO)
@@ -427,7 +433,7 @@ async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
     Its changes leave the generation as it is.
     """
     case = _Case(None)
-    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
+    ref = ObjectRef(VolatileBucket("volatile+session", "session"), "zarr.json")
     case.store.place(ref, b"old")
     read = Read("metadata", ref, None, case.read.decode)
     case.store.gate.clear()

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import (
-    VOLATILE,
     ByteRange,
     Fixed,
     ObjectRef,
     Stored,
     Version,
+    VolatileBucket,
     coalesce,
     condition_of,
 )
@@ -408,4 +408,4 @@ class ChunkReader:
 
 def _chunk_nbytes(chunk: Stored, data: bytes) -> int:
     """Weigh a chunk; one of a volatile bucket fits into no cache."""
-    return maxsize if chunk.ref.bucket.startswith(VOLATILE) else len(data) + OVERHEAD_NBYTES
+    return maxsize if isinstance(chunk.ref.bucket, VolatileBucket) else len(data) + OVERHEAD_NBYTES

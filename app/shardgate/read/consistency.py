@@ -13,8 +13,10 @@ from typing import Any, Final, cast
 
 from shardgate.concurrency import Backoff, bounded_gather
 from shardgate.errors import BusyError, DamagedError, StorageUnusableError, VersionChangedError
+from shardgate.formats.members import MemberBucket
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ObjectRef
+from shardgate.read.members import read_member
 from shardgate.read.metadata_cache import TRUSTED_S, CachedRead, ReadCache
 from shardgate.storage.contract import Stat
 
@@ -80,6 +82,9 @@ class FreshnessTracker:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
+        bucket = read.ref.bucket
+        if isinstance(bucket, MemberBucket):
+            return await read_member(bucket.members, read, self, allow_stale=allow_stale)
         cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
         if cached.expires_at < inf:
             self.uses[read] = cached

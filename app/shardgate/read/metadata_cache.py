@@ -15,9 +15,11 @@ from cachetools import LRUCache, TTLCache
 
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import DamagedError, MetadataMissingError
+from shardgate.formats.members import MemberBucket
 from shardgate.formats.reading import Read, Versioned, Weighable
-from shardgate.model import VOLATILE, ETag, Fixed, ObjectRef
+from shardgate.model import ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
+from shardgate.read.members import read_member
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
 from shardgate.storage.local_files import CODED
@@ -34,6 +36,7 @@ _MAX_DAMAGE_NBYTES: Final = 4 * 1024**2
 _MARKER_KINDS: Final = frozenset({"metadata", "repo"})
 """Kinds of reads that decide the meaning of the keys below a directory."""
 _MAX_MARKERS: Final = 65536
+_PATIENT_S: Final = 3600.0
 
 
 @dataclass(slots=True)
@@ -172,6 +175,9 @@ class ReadCache:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
+        bucket = read.ref.bucket
+        if isinstance(bucket, MemberBucket):
+            return await read_member(bucket.members, read, self, allow_stale=allow_stale)
         cached = await self.get_or_fetch(read, allow_stale=allow_stale, repeats_damage=False)
         return cast("Versioned[T] | None", cached.known)
 
@@ -199,7 +205,7 @@ class ReadCache:
         try:
             yield
         except DamagedError as error:  # not kept itself: its traceback refers to the data
-            if not ref.bucket.startswith(VOLATILE):
+            if not isinstance(ref.bucket, VolatileBucket):
                 damage = _KnownDamage(error.ref, error.reason, requested_at, self._version_of(ref))
                 self._damage.put(key, damage)
             raise
@@ -218,7 +224,7 @@ class ReadCache:
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
         is_known = read in self.cache or self._known_damage(read, read.ref) is not None
-        if is_known or read.ref.bucket.startswith(VOLATILE):
+        if is_known or isinstance(read.ref.bucket, VolatileBucket):
             return
         if (flight := (read, self.forgotten_at(read.ref))) not in self._flights:
             self._flights.start(flight, lambda: self._perform(read))
@@ -267,7 +273,7 @@ class ReadCache:
         if requested_at is None:
             requested_at = nextafter(self.clock(), inf)
         ref, version = (key.ref, key.version) if isinstance(key, Read) else (key, None)
-        is_volatile = ref.bucket.startswith(VOLATILE)
+        is_volatile = isinstance(ref.bucket, VolatileBucket)
         before = self.cache.get(key)
         if before is not None and not is_volatile and _version(before.known) != _version(known):
             self.generation += 1
@@ -279,7 +285,7 @@ class ReadCache:
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
-        if not ref.bucket.startswith(VOLATILE) and self.forgotten_at(ref) < known_at:
+        if not isinstance(ref.bucket, VolatileBucket) and self.forgotten_at(ref) < known_at:
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
                 self._all_forgotten_at = self.clock()
@@ -288,7 +294,7 @@ class ReadCache:
 
     def mark_present(self, ref: ObjectRef) -> None:
         """Record that the marker *ref* exists; for `ttl_s` reads that miss it will fail."""
-        if not ref.bucket.startswith(VOLATILE):
+        if not isinstance(ref.bucket, VolatileBucket):
             self._markers[_path(ref)] = inf
 
     def mark_removed(self, ref: ObjectRef) -> None:
@@ -341,7 +347,7 @@ class ReadCache:
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
     ) -> CachedRead:
         """Join a call of *key* that started after *ref* was last forgotten, or start one."""
-        if ref.bucket.startswith(VOLATILE):
+        if isinstance(ref.bucket, VolatileBucket):
             self.counters.misses += 1
             return await call()
         flight = (key, self.forgotten_at(ref))
@@ -373,6 +379,11 @@ class ReadCache:
         if found is not None:
             self._report(read.ref, found)
         return self.put(read, found, requested_at)
+
+
+def uncached_reads(store: ObjectReader) -> ReadCache:
+    """Return reads that ask *store* each time."""
+    return ReadCache(store, MetadataCache(0, ByteBudget(2**63, wait_s=_PATIENT_S)), ttl_s=0)
 
 
 def _is_page(found: Versioned[Any] | NotModified) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -130,20 +129,3 @@ def _decode_coded[T](coding: str, decode: Callable[[bytes], T], max_nbytes: int,
     """Decode up to *max_nbytes* of the content, as of an object without a coding."""
     content = decode_content(coding, data, max(max_nbytes, _CONTENT_NBYTES))
     return decode(content[:max_nbytes])
-
-
-@dataclass(frozen=True, slots=True)
-class DirectFetch:
-    """Implementation of `Fetch` that reads from *store* each time."""
-
-    store: ObjectReader
-
-    async def __call__[T: Weighable](
-        self,
-        read: Read[T],
-        /,
-        *,
-        allow_stale: bool = False,  # noqa: ARG002  the protocol's argument
-    ) -> Versioned[T] | None:
-        found = await perform(self.store, read)
-        return None if isinstance(found, NotModified) else found

@@ -19,7 +19,6 @@ from shardgate.errors import (
 )
 from shardgate.formats.listing import Name, Window
 from shardgate.model import (
-    VOLATILE,
     ByteRange,
     ByteRequest,
     Coded,
@@ -32,6 +31,7 @@ from shardgate.model import (
     SuffixRange,
     UnmodifiedSince,
     VirtualKey,
+    VolatileBucket,
     Whole,
 )
 from shardgate.read.bodies import BodyReader, Entity, Opened, Selection
@@ -40,8 +40,8 @@ from shardgate.read.chunks import ChunkReader
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.containers import Container, Dataset, Routes
 from shardgate.read.listing import Page, Root, list_page
+from shardgate.read.members import resolve
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
-from shardgate.read.nesting import time_of_members
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers
 
@@ -188,7 +188,7 @@ class Resolver:
         entity = await self._look_up(opening, tracker)
         if outdated := tracker.outdated:
             await tracker.confirm(outdated)
-        if not opening.dataset.root.bucket.startswith(VOLATILE):
+        if not isinstance(opening.dataset.root.bucket, VolatileBucket):
             cacheable = entity and entity._replace(first=None)
             found = CachedEntity(cacheable, tracker.generation, tracker.expires_at, tracker.oldest)
             self._fetch.cache.put((opening.dataset.name, opening.key), found)
@@ -196,15 +196,19 @@ class Resolver:
 
     async def _look_up(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
         dataset, key = opening.dataset, opening.key
-        layout, rest, _ = await self._routes.find(dataset, key, tracker)
-        match await layout.locate(rest, tracker):
+        layout, rest, _, members = await self._routes.find(dataset, key, tracker)
+        location = await layout.locate(rest, tracker)
+        if members is not None:
+            location = await resolve(location, tracker)
+        match location:
             case Missing():
                 return None
             case (Stored(ref) as place) | (Coded(Stored(ref)) as place):
                 return Entity.at(place, tracker.modified.get(ref))
             case (Inline() | Coded()) as document:
-                times, members_s = tracker.modified, time_of_members(layout)
-                return Entity.at(document, times.get(dataset.root.join(key), members_s))
+                modified_s = None if members is None else members.modified_s
+                modified_s = tracker.modified.get(dataset.root.join(key), modified_s)
+                return Entity.at(document, modified_s)
             case Whole(ref):
                 return await self._whole(ref, opening, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
@@ -228,7 +232,7 @@ class Resolver:
         with suppress(ShardgateError, TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 if not key:
-                    return (await self.find_container(dataset, key)).layout.is_read_only
+                    return (await self.find_container(dataset, key)).is_read_only
                 try:
                     await consistent(self._fetch, partial(self._routes.target, dataset, key))
                 except ReadOnlyError:
@@ -238,8 +242,8 @@ class Resolver:
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
         """Return why *key*, which names nothing, cannot name anything, where metadata tell."""
         with suppress(ShardgateError):  # absence is proved whatever this finds
-            layout, rest, _ = await self.find_container(dataset, key)
-            return await layout.explain_absence(rest, self._fetch)
+            container = await self.find_container(dataset, key)
+            return await container.layout.explain_absence(container.rest, self._fetch)
         return ""
 
     def reads(self) -> FreshnessTracker:
@@ -248,10 +252,10 @@ class Resolver:
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""
-        (layout, rest, _), names = await self._names(dataset, VirtualKey(f"{key}/"))
+        container, names = await self._names(dataset, VirtualKey(f"{key}/"))
         if names is not None:
             return bool(names)
-        return not rest and not layout.encloses(rest)
+        return not container.rest and not container.layout.encloses(container.rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
         """Yield the names right below *prefix* that clients can request."""
@@ -348,7 +352,7 @@ class Resolver:
             await opening.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
                 first_read = partial(self._first_read, ref, request, condition)
-                if ref.bucket.startswith(VOLATILE):
+                if isinstance(ref.bucket, VolatileBucket):
                     cached, first = await first_read()
                 else:
                     flight = (ref, request, condition, self._fetch.forgotten_at(ref))
@@ -399,4 +403,4 @@ def _modified_s(times: Mapping[ObjectRef, int | None], ref: ObjectRef) -> int | 
     """Return when *ref* was modified; of a shard of a session, which has no time, now: clients that
     compare times then read its chunks.
     """
-    return times.get(ref) or (int(time.time()) if ref.bucket.startswith(VOLATILE) else None)
+    return times.get(ref) or (int(time.time()) if isinstance(ref.bucket, VolatileBucket) else None)

@@ -361,7 +361,7 @@ class Eraser:
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
         await self._check_writable(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
-        layout, rest, _ = await self._resolver.find_container(dataset, prefix)
+        layout, rest, *_ = await self._resolver.find_container(dataset, prefix)
         if not rest or isinstance(layout, PassThrough):
             await self._demand_erasable(dataset, prefix)
             return await self._erase_objects(dataset, prefix)

@@ -9,7 +9,7 @@ import pytest
 
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
-from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
+from shardgate.formats.reading import DecodedMetadata, DecodeError, Opaque, Read, Versioned
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import (
@@ -40,7 +40,7 @@ class _Case:
         self.memory = MetadataCache(max_bytes)
         self.fetch = ReadCache(self.store, self.memory, ttl_s=_TTL_S, clock=self.clock)
         self.decoded = 0
-        self.read = Read("metadata", REF, None, self._decode)
+        self.read = Read("metadata", REF, None, self._decode, is_marker=True)
         if data is not None:
             self.store.place(REF, data)
 
@@ -287,6 +287,7 @@ async def test_slow_decoding_runs_in_a_thread(kind: str, data: bytes, *, is_apar
     store = WatchedStore()
     store.place(REF, data)
     read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
+    read = replaced(read, is_slow=kind == "config")
     if kind == "memory":  # however short: a few bytes of zstd can hold many
         read = replaced(read, memory_nbytes=lambda *_: 1)
     found = await uncached_reads(store)(read)
@@ -404,9 +405,9 @@ async def test_damage_behind_an_unknown_coding_names_the_coding() -> None:
         await perform(store, Read("metadata", REF, ByteRange(0, 9), decode))
 
 
-@dataclass(frozen=True)
-class _Unsharded:
-    why_sharded: str
+@dataclass(frozen=True, slots=True)
+class _Unsharded(DecodedMetadata):
+    why_sharded: str = ""
     nbytes: int = 0
 
 
@@ -435,7 +436,7 @@ async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
     case = _Case(None)
     ref = ObjectRef(VolatileBucket("volatile+session", "session"), "zarr.json")
     case.store.place(ref, b"old")
-    read = Read("metadata", ref, None, case.read.decode)
+    read = Read("metadata", ref, None, case.read.decode, is_marker=True)
     case.store.gate.clear()
     both = [asyncio.create_task(case.fetch(read)) for _ in range(2)]
     await settle()

@@ -311,7 +311,8 @@ class Containers:
         start = coords.start(1) if coords else 0
         for _ in range(MAX_DEPTH if coords else 0):
             marker = root.join(key[:start].rstrip("/")).join(".zarray")
-            if await fetch(Read("metadata", marker, ByteRange(0, 1), Opaque)) is not None:
+            read = Read("metadata", marker, ByteRange(0, 1), Opaque, is_marker=True)
+            if await fetch(read) is not None:
                 return False
             if not (start := key.find("/", start) + 1):
                 break

@@ -92,8 +92,8 @@ async def read_member[T: Weighable](
             begin = place.byte_range.start
             request = ByteRange(begin + start, begin + stop)
             inside = read._replace(ref=place.ref, request=request, version=place.version)
-    if inside.kind == "metadata" and inside.version is not None:
-        inside = inside._replace(kind="member")  # it is no marker: its archive has a history
+    if inside.is_marker and inside.version is not None:
+        inside = inside._replace(kind="member", is_marker=False)  # its archive is the marker
     ref, whole, _ = place
     try:
         found = await fetch(inside, allow_stale=allow_stale)
@@ -190,7 +190,13 @@ def _inflating[T: Weighable](
         raise DamagedError(read.ref, reason)
     decode = BoundDecoder(_decode_part, (coding, most_nbytes, part, read.decode))
     memory = _PartMemory(nbytes, part.length, read.memory_nbytes)
-    return Read(read.kind, place.ref, place.byte_range, decode, place.version, memory)
+    return read._replace(
+        ref=place.ref,
+        request=place.byte_range,
+        decode=decode,
+        version=place.version,
+        memory_nbytes=memory,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cachetools import LRUCache, TTLCache
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.members import MemberBucket
-from shardgate.formats.reading import Read, Versioned, Weighable
+from shardgate.formats.reading import DecodedMetadata, Read, Versioned, Weighable
 from shardgate.model import ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
 from shardgate.read.members import read_member
@@ -33,8 +33,6 @@ TRUSTED_S: Final = 1.0
 _MAX_FORGOTTEN: Final = 65536
 _MAX_DAMAGE_NBYTES: Final = 4 * 1024**2
 """Some 3,000 damaged objects."""
-_MARKER_KINDS: Final = frozenset({"metadata", "repo"})
-"""Kinds of reads that decide the meaning of the keys below a directory."""
 _MAX_MARKERS: Final = 65536
 _PATIENT_S: Final = 3600.0
 
@@ -316,8 +314,10 @@ class ReadCache:
 
     def _report(self, ref: ObjectRef, found: Versioned[Any]) -> None:
         """Log once why an array or a part of a volume is served as it is stored."""
-        reason = getattr(found.value, "why_sharded", "")
-        if reason and self._reported.get(ref) != found.etag:
+        value = found.value
+        if not isinstance(value, DecodedMetadata) or not (reason := value.why_sharded):
+            return
+        if self._reported.get(ref) != found.etag:
             self._reported[ref] = found.etag
             _log.info("%s: served as stored: %s", ref, reason)
 
@@ -366,32 +366,32 @@ class ReadCache:
         last = self._last(read)
         known = None if last is None else last.known
         found = await perform(self._store, read, _version(known), self.cache.decoding)
-        if read.kind in _MARKER_KINDS:
-            if found is None or _is_page(found):
-                self._check_absence(read.ref, requested_at)
-            elif not _is_metadata(found):
-                if _path(read.ref) in self._markers:
-                    raise DamagedError(read.ref, "it was metadata before, and no longer is")
-            elif requested_at > self.forgotten_at(read.ref):
-                self.mark_present(read.ref)
+        if read.is_marker:
+            self._check_marker(read.ref, found, requested_at)
         if isinstance(found, NotModified):
             return self.put(read, known, requested_at)
         if found is not None:
             self._report(read.ref, found)
         return self.put(read, found, requested_at)
 
+    def _check_marker(
+        self, ref: ObjectRef, found: Versioned[Any] | NotModified | None, requested_at: float
+    ) -> None:
+        """Note whether the marker *ref* exists. Raises: `MetadataMissingError`, `DamagedError`."""
+        value = found.value if isinstance(found, Versioned) else None
+        told = value if isinstance(value, DecodedMetadata) else None
+        if found is None or (told is not None and told.is_page):
+            self._check_absence(ref, requested_at)
+        elif told is not None and not told.is_metadata:
+            if _path(ref) in self._markers:
+                raise DamagedError(ref, "it was metadata before, and no longer is")
+        elif requested_at > self.forgotten_at(ref):
+            self.mark_present(ref)
+
 
 def uncached_reads(store: ObjectReader) -> ReadCache:
     """Return reads that ask *store* each time."""
     return ReadCache(store, MetadataCache(0, ByteBudget(2**63, wait_s=_PATIENT_S)), ttl_s=0)
-
-
-def _is_page(found: Versioned[Any] | NotModified) -> bool:
-    return not isinstance(found, NotModified) and getattr(found.value, "is_page", False)
-
-
-def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
-    return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
 
 
 def _entry_nbytes(key: Hashable, entry: Any) -> int:

@@ -25,8 +25,6 @@ _FAR_INFLATED: Final = frozenset({"br", "zstd"})
 _UNKNOWN_SIZES_AT_ONCE: Final = 2
 _CONTENT_NBYTES: Final = 128 * 1024**2
 """Objects with a content coding are inflated up to so many bytes, even if fewer are asked for."""
-_SLOW_KINDS: Final = frozenset({"config"})
-"""Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
 
 
 async def perform[T: Weighable](
@@ -118,8 +116,7 @@ async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
 
 def max_nbytes_on_loop(read: Read[Any], data: bytes, coding: str = "") -> int:
     """Return the length up to which *data*, stored with *coding*, may be decoded on the loop."""
-    is_slow = read.kind in _SLOW_KINDS or read.memory_nbytes is not None
-    if is_slow or coding in _FAR_INFLATED:
+    if read.is_slow or read.memory_nbytes is not None or coding in _FAR_INFLATED:
         return 0
     is_compressed = coding or data.startswith(_GZIP)
     return _COMPRESSED_IN_THREAD_NBYTES if is_compressed else _DECODE_IN_THREAD_NBYTES

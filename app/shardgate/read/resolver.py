@@ -297,7 +297,7 @@ class Resolver:
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
             page = await list_page(root, window, limit, partial(_modified_s, tracker.modified))
-            await tracker.confirm([read for read in tracker.outdated if read.kind == "metadata"])
+            await tracker.confirm([read for read in tracker.outdated if read.is_marker])
             return page
 
         return await consistent(self._fetch, attempt)

@@ -76,8 +76,11 @@ class Kerchunk:
             document = ref.join(CONSOLIDATED)
             decode = BoundDecoder(decode_catalog, (self.limit_nbytes,))
         request = ByteRange(0, self.limit_nbytes + 1)
-        read = Read("metadata", document, request, decode, None, json_set.memory_nbytes)
-        if (found := await fetch(read)) is None or not found.value.is_metadata:
+        memory_nbytes = json_set.memory_nbytes
+        found = await fetch(
+            Read("metadata", document, request, decode, None, memory_nbytes, is_marker=True)
+        )
+        if found is None or not found.value.is_metadata:
             return None
         return ReferencedMembers(
             ref,

@@ -58,7 +58,7 @@ class Zip:
         if ref != self.root and not self.is_container(ref.key):
             return None
         decode = BoundDecoder(decode_tail, (self.limit_nbytes,))
-        found = await fetch(Read("metadata", ref, SuffixRange(TAIL_NBYTES), decode))
+        found = await fetch(Read("metadata", ref, SuffixRange(TAIL_NBYTES), decode, is_marker=True))
         if found is None:
             return None
         if (end := found.value.spec) is None:

@@ -465,7 +465,7 @@ async def test_members_are_not_written() -> None:
     for key in ("c/0/0", "zarr.json", "new/file"):
         with pytest.raises(ReadOnlyError, match="read only"):
             await Routes(data.fetch).target(
-                data.dataset, VirtualKey(f"{NAME}/{key}"), data.resolver.reads()
+                data.dataset, VirtualKey(f"{NAME}/{key}"), data.resolver.new_tracker()
             )
 
 

@@ -100,7 +100,7 @@ class ShardAffinity:
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
         container = await self._resolver.find_container(dataset, key)
-        shard = await container.layout.shard(container.rest, self._resolver.reads())
+        shard = await container.layout.shard(container.rest, self._resolver.new_tracker())
         return path if shard is None else shard.encode()
 
 

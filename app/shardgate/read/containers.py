@@ -367,20 +367,20 @@ class _Route(NamedTuple):
 
 
 class Routes:
-    """Finds containers of keys; remembers them by dataset and directory in the cache of *fetch*.
+    """Finds containers of keys; remembers them by dataset and directory in the cache of *reads*.
 
     A route is good until one of the reads that led to it expires, or turns out to be outdated. It
     leads only to a container that encloses the key, and to no folder around an archive of the key.
     """
 
-    def __init__(self, fetch: ReadCache) -> None:
-        self._fetch = fetch
+    def __init__(self, reads: ReadCache) -> None:
+        self._reads = reads
 
     async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
         """Return the container of *key*: *tracker* adopts the reads of a route, or searches."""
         containers = dataset.containers
         for name in _names(dataset, key):
-            route: _Route | None = self._fetch.cache.get(name)
+            route: _Route | None = self._reads.cache.get(name)
             if route is None or not route.tracker.is_current:
                 continue
             layout, _, outer, members = route.container
@@ -413,12 +413,13 @@ class Routes:
         self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
     ) -> Container:
         find = dataset.containers.find
-        found = await find(dataset.root, key, tracker, self._fetch.prefetch)
+        found = await find(dataset.root, key, tracker, self._reads.prefetch)
         if found.layout.encloses(found.rest) and tracker.is_current:
             directory = key[: len(key) - len(found.rest)]
             for name in _names(dataset, key):
                 if name[2] == directory:
-                    self._fetch.cache.put(name, _Route(found, tracker.copy()))
+                    tracker.kept = tracker.copy()
+                    self._reads.cache.put(name, _Route(found, tracker.kept))
         return found
 
 

@@ -1,7 +1,6 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
+    FORBIDDEN_IN_KEYS,
+    MAX_KEY_NBYTES,
     MISSING,
     Coded,
     ETag,
@@ -66,8 +67,6 @@ _INDEXES: Final = 64
 _INDEXES_NBYTES: Final = 64 * 1024**2
 _LOCATED_AT_ONCE: Final = 64
 """Neighbours share an index, which is read once for all that wait for it."""
-_MAX_KEY_NBYTES: Final = 1024
-_INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 
 
 class ListsObjects(Protocol):
@@ -286,7 +285,7 @@ class _Folder:
         return VirtualKey(self.inside + key.removeprefix(self.path))
 
     def shows(self, rules: ListingRules, key: str) -> bool:
-        if _INVALID_KEY.search(key) or len(key.encode(errors="replace")) > _MAX_KEY_NBYTES:
+        if FORBIDDEN_IN_KEYS.search(key) or len(key.encode(errors="replace")) > MAX_KEY_NBYTES:
             return False
         return rules.shows is not None and rules.shows(key.removeprefix(self.path))
 

@@ -80,39 +80,31 @@ class StoreCost:
 
 
 class _PendingChunk:
-    __slots__ = ("chunk", "is_kept", "near", "read", "waiters")
+    """A chunk that callers wait for; it is in a window first, and then in a `_SpanRead`."""
+
+    __slots__ = ("chunk", "is_kept", "near", "waiters")
 
     def __init__(self, chunk: Stored, near: "_RecentRead | None") -> None:
         self.chunk = chunk
         self.near = near
         """Earlier read of the same block, if there was one."""
         self.waiters: list[asyncio.Future[bytes]] = []
-        self.read: _SpanRead | None = None
-        """The upstream read, `None` until the window closes."""
         self.is_kept = False
         """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
-    def settle(self, read: "_SpanRead") -> bytes | None:
-        """Pass the outcome of *read* to all waiters, and return the bytes of the chunk if any."""
-        task, first = read.task, read.source.byte_range.start
-        failure = None if task.cancelled() else task.exception()
-        data = None
-        if not task.cancelled() and failure is None:
-            start, stop = self.chunk.byte_range
-            data = task.result().data[start - first : stop - first]
-            if len(data) != stop - start:
-                failure = lost(self.chunk.ref, self.chunk.version)
-                data = None
+    def deliver(self, data: bytes) -> None:
         for waiter in self.waiters:
-            if waiter.done():
-                continue
-            if task.cancelled():
-                waiter.cancel()
-            elif failure is not None:
-                waiter.set_exception(failure)
-            elif data is not None:
+            if not waiter.done():
                 waiter.set_result(data)
-        return data
+
+    def fail(self, failure: BaseException) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(failure)
+
+    def cancel(self) -> None:
+        for waiter in self.waiters:
+            waiter.cancel()
 
 
 class _SpanRead:
@@ -258,7 +250,6 @@ class ChunkReader:
             if read.overfetched_nbytes and read.covers(pending.chunk.byte_range):
                 self.counters.joins += 1
                 self.counters.merged += 1
-                pending.read = read
                 read.chunks.append(pending)
                 return
         self.counters.misses += 1
@@ -333,8 +324,6 @@ class ChunkReader:
         source = Stored(ref, span, etag)
         read = _SpanRead(source, overfetched_nbytes, chunks, self._get(source))
         read.task.add_done_callback(partial(self._end, version, read))
-        for pending in chunks:
-            pending.read = read
         self.counters.overfetched_nbytes += overfetched_nbytes
         self._reads[version].append(read)
 
@@ -357,15 +346,30 @@ class ChunkReader:
         self._reads[version].remove(read)
         if not self._reads[version]:
             del self._reads[version]
-        if not task.cancelled() and task.exception() is None and self._max_around_bytes:
-            self._remember(version, read, task.result())
-        while read.chunks:  # emptied, to break the reference cycle that holds the bytes
-            pending = read.chunks.pop()
+        failure = None if task.cancelled() else task.exception()
+        for pending in read.chunks:
             if self._pending.get(pending.chunk) is pending:
                 del self._pending[pending.chunk]
-            data = pending.settle(read)
-            if pending.is_kept and data is not None:
-                self.cache.put(pending.chunk, data)
+            if task.cancelled():
+                pending.cancel()
+            elif failure is not None:
+                pending.fail(failure)
+            else:
+                self._deliver(pending, read, task.result().data)
+        if not task.cancelled() and failure is None and self._max_around_bytes:
+            self._remember(version, read, task.result())
+
+    def _deliver(self, pending: _PendingChunk, read: _SpanRead, data: bytes) -> None:
+        """Cut the bytes of a chunk out of those that *read* brought."""
+        ref, (start, stop), version = pending.chunk
+        first = read.source.byte_range.start
+        cut = data[start - first : stop - first]
+        if len(cut) != stop - start:
+            pending.fail(lost(ref, version))
+            return
+        pending.deliver(cut)
+        if pending.is_kept:
+            self.cache.put(pending.chunk, cut)
 
     def _remember(self, version: _ObjectVersion, read: _SpanRead, found: Found) -> None:
         """Keep what *read* brought around chunks, or note that it was in this block."""
@@ -380,10 +384,13 @@ class ChunkReader:
     def _abandon(self, pending: _PendingChunk) -> None:
         """Cancel the read of a chunk without waiters, unless other chunks of its span have some."""
         del self._pending[pending.chunk]
-        if pending.read is None:
-            self._windows[pending.chunk.ref, pending.chunk.version].remove(pending)
-        elif not any(each.waiters for each in pending.read.chunks):
-            pending.read.task.cancel()
+        version = (pending.chunk.ref, pending.chunk.version)
+        window = self._windows.get(version, [])
+        if pending in window:
+            window.remove(pending)
+        for read in self._reads.get(version, ()):
+            if pending in read.chunks and not any(each.waiters for each in read.chunks):
+                read.task.cancel()
 
     async def _get(self, span: Stored) -> Found:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""

@@ -27,6 +27,12 @@ ETag = NewType("ETag", str)
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 
 
+def is_key(text: str) -> bool:
+    """Return whether *text* can be the key of a request."""
+    is_short = len(text.encode(errors="replace")) <= MAX_KEY_NBYTES
+    return is_short and FORBIDDEN_IN_KEYS.search(text) is None
+
+
 def escape_ref(name: str) -> str:
     """Percent-encode characters of a ref name that a key segment cannot hold, such as ``/``."""
     return _NOT_IN_SEGMENTS.sub(lambda found: f"%{ord(found[0]):02X}", name)

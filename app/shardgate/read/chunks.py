@@ -32,20 +32,12 @@ _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 _ALWAYS_NBYTES: Final = 4 * 1024
 """Gaps that are read whatever a request costs."""
-_FIRST_RATE: Final = 50e6
-"""Bytes a second, until a long read shows the rate of a store."""
 _LARGE_NBYTES: Final = 256 * 1024
 """Longer reads show the rate of a store, shorter ones its latency."""
-_WEIGHT: Final = 1 / 8
-"""Weight of a new read in the average rate."""
-_RISE: Final = 1 / 64
-"""Weight of a slower read in the latency."""
 _BLOCK_NBYTES: Final = 1024**2
 """Chunks in the same block of an object are near one another."""
 _LEAST_AROUND_NBYTES: Final = 16 * 1024
 """Stores less than about a millisecond away are not read around."""
-_RECENT_PARTS: Final = 16
-"""Bytes around chunks may take a 16th of the size of the cache, in addition to it."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -61,7 +53,7 @@ class StoreCost:
 
     def __init__(self) -> None:
         self.latency_s = inf
-        self.rate = _FIRST_RATE
+        self.rate = 50e6  # until a long read shows it
         self.gap_nbytes = _ALWAYS_NBYTES
         """Bandwidth-delay product, at least `_ALWAYS_NBYTES`: gaps up to it are cheap to read."""
         self.overfetched_nbytes = 0
@@ -73,9 +65,9 @@ class StoreCost:
         if latency_s < self.latency_s:
             self.latency_s = latency_s
         elif is_short:
-            self.latency_s += (latency_s - self.latency_s) * _RISE
+            self.latency_s += (latency_s - self.latency_s) / 64
         elif seconds > self.latency_s:
-            self.rate += (nbytes / (seconds - self.latency_s) - self.rate) * _WEIGHT
+            self.rate += (nbytes / (seconds - self.latency_s) - self.rate) / 8
         self.gap_nbytes = max(_ALWAYS_NBYTES, int(self.latency_s * self.rate))
 
 
@@ -138,7 +130,8 @@ class _RecentRead(NamedTuple):
 
     def cut(self, wanted: ByteRange) -> bytes | None:
         """Return the bytes *wanted* if all of them were read."""
-        first, last = wanted.start - self.start, wanted.stop - self.start
+        first = wanted.start - self.start
+        last = wanted.stop - self.start
         return self.data[first:last] if first >= 0 and last <= len(self.data) else None
 
 
@@ -150,7 +143,8 @@ class _PlannedRead(NamedTuple):
     @property
     def overfetched_nbytes(self) -> int:
         """Bytes of the span that are in none of the chunks."""
-        reached, nbytes = self.span.start, 0
+        nbytes = 0
+        reached = self.span.start
         for start, stop in (each.chunk.byte_range for each in self.chunks):
             nbytes += max(0, start - reached)
             reached = max(reached, stop)
@@ -198,7 +192,8 @@ class ChunkReader:
         self._windows: dict[_ObjectVersion, list[_PendingChunk]] = {}
         self._reads: defaultdict[_ObjectVersion, list[_SpanRead]] = defaultdict(list)
         self._recent = SizedLRUCache[tuple[_ObjectVersion, int], _RecentRead](
-            max_bytes // _RECENT_PARTS, lambda _, read: len(read.data) + OVERHEAD_NBYTES
+            max_bytes // 16,  # in addition to the cache of chunks
+            lambda _, read: len(read.data) + OVERHEAD_NBYTES,
         )
         """Bytes read around chunks, by number of the block; none if only a chunk was read."""
         self._max_around_bytes = min(max_gap_bytes, self._recent.maxsize // 4)

@@ -37,9 +37,6 @@ _ZARR2_KEY: Final = re.compile(r"(?:^|/)([0-9]+(?:[./][0-9]+)*)$", re.ASCII)
 MAX_DEPTH: Final = 32
 """Directories searched for containers on the way to a key; each costs a read of every marker."""
 
-_MAX_LIKELY: Final = 8
-"""Directories whose markers are read at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class PassThrough(StoredObjects):
@@ -192,7 +189,8 @@ class Containers:
         fault: MetadataMissingError | DamagedError | NotAllowedError | None = None
         is_total = False
         outer: list[tuple[Layout, int]] = []
-        directory, start = root, 0
+        directory = root
+        start = 0
         for _ in range(MAX_DEPTH):
             nests = bool(outer) or self.format == "zarr"
             for read in _likely_markers(formats, root, key, start, nests=nests):
@@ -202,10 +200,14 @@ class Containers:
             except MetadataMissingError as error:
                 if self.translator(error.ref) is None:
                     raise
-                opened, damage, fault, is_total = None, None, error, False
+                opened = damage = None
+                fault = error
+                is_total = False
             if opened is not None:
                 fmt, found = opened
-                formats, rest, is_total = (fmt,), VirtualKey(key[start:]), False
+                formats = (fmt,)
+                rest = VirtualKey(key[start:])
+                is_total = False
                 fault = damage and damage[1]
                 outer.append((found, start))
             elif damage is not None:
@@ -331,7 +333,8 @@ def _likely_markers(
     last = f"/{key}".rfind("/c/", start)
     if last < 0:
         last = key.rfind("/") + 1
-    for _ in range(_MAX_LIKELY if nests else 1):
+    # Each directory costs a read of every marker, and all are read at once.
+    for _ in range(8 if nests else 1):
         directory = root.join(key[: max(0, start - 1)])
         for fmt in formats:
             yield from fmt.markers(directory)
@@ -395,7 +398,8 @@ class Routes:
 
     async def target(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Target:
         """Return where *key* is written; see `Layout.target`."""
-        containers, ref = dataset.containers, dataset.root.join(key)
+        containers = dataset.containers
+        ref = dataset.root.join(key)
         try:
             container = await self.find(dataset, key, tracker)
             if container.members is not None:

@@ -1,13 +1,13 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,6 @@ from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
-    FORBIDDEN_IN_KEYS,
-    MAX_KEY_NBYTES,
     MISSING,
     Coded,
     ETag,
@@ -43,6 +41,7 @@ from shardgate.model import (
     Stored,
     VirtualKey,
     Whole,
+    is_key,
     join_path,
 )
 from shardgate.read.bodies import Entity
@@ -50,32 +49,13 @@ from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
 from shardgate.read.members import UNREADABLE, list_members, resolve
 from shardgate.storage.contract import Listed, ObjectReader
 
-_MAX_EXAMINED: Final = 10_000
-"""Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
-_BATCH: Final = 128
+# After so many missing keys in a row those that exist are taken from all indexes of a collection,
+# if it has few enough shards and chunks; other collections are examined cell by cell.
 _SPARSE: Final = 64
-"""Keys missing in a row after which those that exist are taken from all indexes of a collection,"""
 _MAX_SHARDS: Final = 16_384
-"""if it has up to so many shards,"""
 _MAX_CHUNKS: Final = 2**20
-"""these up to so many chunks,"""
-_READING_S: Final = 10
-"""others are examined cell by cell. A page ends after reading indexes for so long: they stay in the
-cache, so that the next page gets further.
-"""
-_INDEXES: Final = 64
 _INDEXES_NBYTES: Final = 64 * 1024**2
-_LOCATED_AT_ONCE: Final = 64
-"""Neighbours share an index, which is read once for all that wait for it."""
-
-
-class ListsObjects(Protocol):
-    """Lists objects below a prefix; see `ObjectReader.list`."""
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Yield objects and common prefixes in the order of their keys."""
+_READING_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +66,6 @@ class Root:
     store: ObjectReader
     containers: Containers
     fetch: Fetch
-
-    def key_of(self, ref: ObjectRef) -> str:
-        return ref.key.removeprefix(self.ref.prefix.key)
 
     def within(self, members: Members) -> "Root":
         """Return the root of *members*, the container of which lies below this one."""
@@ -121,7 +98,6 @@ class Visited(NamedTuple):
 
 async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     """Open every container below *root*, parents first, by listing or by the metadata's names.
-
     Below a damaged one directories of chunks are passed over.
     """
     paths = [("", False)]
@@ -138,14 +114,10 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             async for each in find_containers(root.within(found)):
                 yield each._replace(path=join_path(path, each.path))
             continue
-        layout = None
-        if isinstance(found, Exception):
-            is_doubtful = True
-        elif found is not None:
-            is_doubtful = False
-            layout = found
-        elif is_doubtful and LIKE_A_CHUNK.search(path):
+        if found is None and is_doubtful and LIKE_A_CHUNK.search(path):
             continue
+        is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
+        layout = None if isinstance(found, Exception) else found
         if layout is None or not layout.encloses(VirtualKey("")):
             names = await _directories(root, path, layout, is_needed=not path and not is_doubtful)
             paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
@@ -203,7 +175,7 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
 
 
 async def list_names(
-    store: ListsObjects, container: ObjectRef, prefix: str, *, delimiter: str = ""
+    store: Root | ObjectReader, container: ObjectRef, prefix: str, *, delimiter: str = ""
 ) -> AsyncGenerator[str]:
     """Yield the names below *prefix*, relative to *container*; see `Listing`."""
     start = container.prefix
@@ -218,7 +190,8 @@ async def _directories(
     """Return the directories right below *path*, or the containers that its metadata name. A
     listing *is_needed* unless something is known already.
     """
-    directory, containers = root.ref.join(path).prefix, root.containers
+    directory = root.ref.join(path).prefix
+    containers = root.containers
     markers = {directory.join(name) for name in containers.marker_names}
     names: list[str] = []
     try:
@@ -258,6 +231,7 @@ class FoundKey(NamedTuple):
 type Stream = AsyncIterator[FoundKey | Streams]
 """Keys in order, and streams in place of the keys that they yield."""
 type Streams = Sequence[Stream]
+type _Place = Location | Listed | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,29 +239,22 @@ class _Folder:
     root: Root
     """The root of the tree, or that of an archive in it."""
     lead: str
-    """The key of that root: empty, or with a final slash."""
+    """The key of that root: empty, or with a final slash, as that of the folder."""
     path: str
-    """The key of the folder, likewise."""
     layout: Layout
     inside: str
     """The key of the folder in its container."""
     depth: int = 0
 
-    @property
-    def container_path(self) -> str:
-        return self.path.removesuffix(self.inside)
-
     def ref_of(self, key: str) -> ObjectRef:
         return self.root.ref.join(key[len(self.lead) :].rstrip("/"))
 
     def name(self, key: str) -> VirtualKey:
-        """Return what the container calls a *key* in the folder."""
         return VirtualKey(self.inside + key.removeprefix(self.path))
 
     def shows(self, rules: ListingRules, key: str) -> bool:
-        if FORBIDDEN_IN_KEYS.search(key) or len(key.encode(errors="replace")) > MAX_KEY_NBYTES:
-            return False
-        return rules.shows is not None and rules.shows(key.removeprefix(self.path))
+        shows = rules.shows
+        return is_key(key) and shows is not None and shows(key.removeprefix(self.path))
 
 
 @dataclass(slots=True)
@@ -308,11 +275,14 @@ class Tree:
         With a delimiter, folders below the prefix become common prefixes, unless the walk begins
         inside of one; keys in that are for the caller to fold.
         """
-        root, lead, prefix = self.root, "", self.window.prefix
+        root = self.root
+        prefix = self.window.prefix
+        lead = ""
         archive = await root.containers.find_archive(root.ref, prefix, root.fetch)
         if archive is not None:
             members, start = archive
-            root, lead = root.within(members), prefix[:start]
+            root = root.within(members)
+            lead = prefix[:start]
         key = VirtualKey(prefix[len(lead) :])
         claimed = await root.containers.open_claimed(root.ref, key, root.fetch)
         if claimed is None:
@@ -324,8 +294,8 @@ class Tree:
 
     async def _top(self, root: Root, lead: str) -> _Folder:
         """Return the folder that is *root*."""
-        layout = await self._open(root, root.ref) or root.containers.passthrough(root.ref)
-        return _Folder(root, lead, lead, layout, "")
+        layout = await _if_sound(root.containers.open(root.ref, root.fetch))
+        return _Folder(root, lead, lead, layout or root.containers.passthrough(root.ref), "")
 
     async def _streams(self, folder: _Folder) -> Streams:
         """Return the streams of the keys in *folder*, those of its stored objects last."""
@@ -336,7 +306,8 @@ class Tree:
         return streams
 
     async def _virtual(self, folder: _Folder, walk: Walk) -> AsyncGenerator[FoundKey]:
-        path, layout, root = folder.container_path, folder.layout, folder.root
+        root = folder.root
+        path = folder.path.removesuffix(folder.inside)  # of the container
         objects = partial(list_names, root, folder.ref_of(path))
         names = partial(objects, delimiter="/")
         io = ListingIO(names, objects, root.fetch, run_in_thread, bounded_gather)
@@ -346,7 +317,7 @@ class Tree:
             if isinstance(found, Item):
                 yield FoundKey(path + found.key, found.location)
             else:
-                yield FoundKey(path + found, None, layout, VirtualKey(found), modified_s)
+                yield FoundKey(path + found, None, folder.layout, VirtualKey(found), modified_s)
             if not self.window.meets(folder.path):
                 return
 
@@ -373,7 +344,7 @@ class Tree:
         """Return the cells of all chunks in stored shards, in the order of their keys; `None` where
         they are too many, reading takes too long, or an index is too large or damaged.
         """
-        if not (at_once := min(_INDEXES, _INDEXES_NBYTES // walk.index_nbytes)):
+        if not (at_once := min(64, _INDEXES_NBYTES // walk.index_nbytes)):
             return None
         shards: list[AsyncIterator[Rows]] = []
         found: list[Rows] = [np.empty((0, len(walk.grid.axes)), np.uint64)]
@@ -387,6 +358,7 @@ class Tree:
                 await asyncio.sleep(0)  # most are in the cache, and many are read at once
 
         try:
+            # They stay in the cache, so that the next page gets further.
             async with asyncio.timeout(_READING_S):
                 async for shard in walk.stored(io):
                     shards.append(shard)
@@ -406,7 +378,8 @@ class Tree:
     async def _stored(
         self, folder: _Folder, rules: ListingRules
     ) -> AsyncGenerator[FoundKey | Streams]:
-        path, lead, (prefix, after, delimiter) = folder.path, folder.lead, self.window
+        path = folder.path
+        prefix, after, delimiter = self.window
         if (child := _child(path, prefix)) is not None:
             yield await self._enter(folder, rules, child)
             return
@@ -416,13 +389,14 @@ class Tree:
         is_folded = bool(delimiter) and prefix.startswith(path)
         is_deepest = rules.is_uniform and folder.depth + 1 >= MAX_DEPTH
         bucket, start = folder.root.ref.prefix
-        after = Window("", after).below(lead).after
+        # The store knows keys without that of an archive.
+        after = Window("", after).below(folder.lead).after
         async for listed in folder.root.list(
-            ObjectRef(bucket, start + max(path, prefix)[len(lead) :]),
+            ObjectRef(bucket, start + max(path, prefix)[len(folder.lead) :]),
             delimiter="" if (rules.is_plain or is_deepest) and not is_folded else "/",
             after=start + after if after else "",
         ):
-            key = lead + listed.ref.key.removeprefix(start)
+            key = folder.lead + listed.ref.key.removeprefix(start)
             if listed.size is None and not is_folded:
                 yield await self._enter(folder, rules, key)
             elif (shown := _show(folder, rules, key, listed)) is not None:
@@ -434,27 +408,27 @@ class Tree:
         """Return the streams of the keys in *key*, a folder in *folder*."""
         if not self.window.meets(key) or not folder.shows(rules, key):
             return ()
-        root, lead, inside = folder.root, folder.lead, folder.name(key)
-        below = _Folder(root, lead, key, folder.layout, inside, folder.depth + 1)
+        root = folder.root
+        inside = folder.name(key)
+        below = replace(folder, path=key, inside=inside, depth=folder.depth + 1)
         if below.depth < MAX_DEPTH and not below.layout.encloses(inside):
             ref = folder.ref_of(key)
-            with suppress(DamagedError, NotAllowedError):
-                members = await root.containers.open_archive(ref, root.fetch)
-                if members is not None and root.containers.is_archive(ref.key):
+            members = await _if_sound(root.containers.open_archive(ref, root.fetch))
+            if members is not None:
+                if root.containers.is_archive(ref.key):
                     return ()  # from above it is one object
-                if members is not None:
-                    return await self._streams(await self._top(root.within(members), key))
-            layout = await self._open(root, ref)
+                return await self._streams(await self._top(root.within(members), key))
+            layout = await _if_sound(root.containers.open(ref, root.fetch))
             if layout is not None:
-                below = _Folder(root, lead, key, layout, "", below.depth)
+                below = replace(below, layout=layout, inside="")
         return await self._streams(below)
 
-    async def _open(self, root: Root, directory: ObjectRef) -> Layout | None:
-        """Open a container; the objects of a damaged one are listed as they are stored."""
-        try:
-            return await root.containers.open(directory, root.fetch)
-        except (DamagedError, NotAllowedError):
-            return None
+
+async def _if_sound[T](opening: Awaitable[T | None]) -> T | None:
+    """Await a container; the objects of a damaged one are listed as they are stored."""
+    with suppress(DamagedError, NotAllowedError):
+        return await opening
+    return None
 
 
 def _show(folder: _Folder, rules: ListingRules, key: str, listed: Listed) -> FoundKey | None:
@@ -511,9 +485,6 @@ def _child(path: str, key: str) -> str | None:
     return None if slash < 0 else key[: slash + 1]
 
 
-type _Place = Location | Listed | None
-
-
 class ListedKey(NamedTuple):
     """A key of a page, or a common prefix."""
 
@@ -550,21 +521,27 @@ async def list_page(
     if window.fold(window.after) == window.after:
         window = window._replace(after=window.after + LAST)
     entries: list[ListedKey] = []
-    tree, examined, most, last = Tree(root, window), 0, limit + _MAX_EXAMINED, None
+    tree = Tree(root, window)
+    examined = 0
+    most = limit + 10_000  # shards may hold few of the chunks they could
+    last = None
     async with aclosing(_locate_all(tree, entries, limit)) as located:
         async for found, place in located:
             # Keys below a common prefix, and keys that come twice, are not wanted again.
-            window, key = tree.window, found.key
+            window = tree.window
+            key = found.key
             if not (window.meets(key) if place is None else window.admits(key)):
                 continue
             if len(entries) == limit or examined >= (1 if tree.is_late else most):
                 return Page(entries, last)
             folded = key if place is None else window.fold(key)
-            examined, last, after = examined + 1, key, key
+            examined += 1
+            last = after = key
             tree.misses = tree.misses + 1 if isinstance(place, Missing) else 0
             if folded is not None and not isinstance(place, Missing):
                 entries.append(ListedKey(folded, None, None))
-                last, after = folded, folded + LAST
+                last = folded
+                after = folded + LAST
             elif place is not None and not isinstance(place, Missing):
                 entries.append(_entry(found, place, modified_s))
             tree.window = window._replace(after=after)
@@ -590,10 +567,11 @@ async def _locate_all(
         while True:
             # Of folded keys the first may be enough.
             fewest = 1 if tree.window.delimiter else limit - len(entries) + 1
-            if not (batch := await take(walk, min(_BATCH, max(fewest, size)))):
+            if not (batch := await take(walk, min(128, max(fewest, size)))):
                 return
             before = len(entries)
-            places = await bounded_gather(locate, batch, limit=_LOCATED_AT_ONCE)
+            # Neighbours share an index, which is read once for all that wait for it.
+            places = await bounded_gather(locate, batch, limit=64)
             for each in zip(batch, places, strict=True):
                 yield each
             size = 2 * len(batch) if len(entries) == before else 0
@@ -611,7 +589,8 @@ def _entry(
         case Referenced((Stored() | Inline()) as source, reference_id, is_immutable, modified_s):
             entity = Entity.at(source).referenced(reference_id, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
-            entity, modified_s = Entity.at(source), object_modified_s(ref)
+            entity = Entity.at(source)
+            modified_s = object_modified_s(ref)
         case (Inline() | Coded()) as source:
             entity = Entity.at(source)
         case _:

@@ -48,8 +48,6 @@ from shardgate.model import (
 from shardgate.read.perform import max_nbytes_on_loop
 from shardgate.storage.contract import Listed
 
-_LISTED_AT_ONCE: Final = 128
-_LOCATED_AT_ONCE: Final = 64
 UNREADABLE: Final = (
     DamagedError,
     NotAllowedError,
@@ -164,8 +162,8 @@ async def list_members(
         return _clip(place, None)[2]
 
     names = find_names()
-    while batch := await take(names, _LISTED_AT_ONCE):
-        sizes = await bounded_gather(find_size, batch, limit=_LOCATED_AT_ONCE)
+    while batch := await take(names, 128):
+        sizes = await bounded_gather(find_size, batch, limit=64)
         for (name, _), nbytes in zip(batch, sizes, strict=True):
             yield Listed(ObjectRef(prefix.bucket, name), nbytes, modified_s=members.modified_s)
     for damage in damages:
@@ -185,7 +183,8 @@ def _inflating[T: Weighable](
     members: Members, read: Read[T], place: Stored, coding: str, part: ByteRange
 ) -> Read[T]:
     """Return the read of the member at *place* that decodes *part* of its content."""
-    nbytes, most_nbytes = announced_nbytes(coding, b""), members.decoded_nbytes
+    nbytes = announced_nbytes(coding, b"")
+    most_nbytes = members.decoded_nbytes
     if reason := find_excess(coding, most_nbytes):
         raise DamagedError(read.ref, reason)
     decode = BoundDecoder(_decode_part, (coding, most_nbytes, part, read.decode))

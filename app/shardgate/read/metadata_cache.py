@@ -31,10 +31,7 @@ OVERHEAD_NBYTES: Final = 1024
 TRUSTED_S: Final = 1.0
 """Younger answers of a store are believed even if they contradict one another."""
 _MAX_FORGOTTEN: Final = 65536
-_MAX_DAMAGE_NBYTES: Final = 4 * 1024**2
-"""Some 3,000 damaged objects."""
 _MAX_MARKERS: Final = 65536
-_PATIENT_S: Final = 3600.0
 
 
 @dataclass(slots=True)
@@ -160,7 +157,8 @@ class ReadCache:
         self._forgotten = TTLCache[str, float](_MAX_FORGOTTEN, max(ttl_s, TRUSTED_S), clock)
         self._all_forgotten_at = -inf
         self._damage = SizedLRUCache[Hashable, _KnownDamage](
-            _MAX_DAMAGE_NBYTES, lambda _, damage: OVERHEAD_NBYTES + getsizeof(damage.reason)
+            4 * 1024**2,  # some 3,000 damaged objects
+            lambda _, damage: OVERHEAD_NBYTES + getsizeof(damage.reason),
         )
         self._markers = LRUCache[str, float](_MAX_MARKERS)
         """Markers that were present, with the time since when each is missing, or `inf`."""
@@ -391,7 +389,8 @@ class ReadCache:
 
 def uncached_reads(store: ObjectReader) -> ReadCache:
     """Return reads that ask *store* each time."""
-    return ReadCache(store, MetadataCache(0, ByteBudget(2**63, wait_s=_PATIENT_S)), ttl_s=0)
+    # Decoders of unknown needs wait for one another, however long.
+    return ReadCache(store, MetadataCache(0, ByteBudget(2**63, wait_s=3600)), ttl_s=0)
 
 
 def _entry_nbytes(key: Hashable, entry: Any) -> int:

@@ -45,10 +45,7 @@ from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers
 
-_NAMES: Final = 1000
 _ROOT: Final = VirtualKey("")
-_LOOK_S: Final = 2.0
-"""Longest wait for the metadata that tell whether a key can be written."""
 _NO_HEADS: Final[Mapping[Selection, bytes]] = {}
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None, float]
 
@@ -69,7 +66,8 @@ class CachedEntity(NamedTuple):
     def nbytes(self) -> int:
         if self.entity is None:
             return OVERHEAD_NBYTES
-        source, headers = self.entity.source, self.entity.headers
+        source = self.entity.source
+        headers = self.entity.headers
         nbytes = len(source.data) if isinstance(source, Inline) else 0
         nbytes += sum(map(len, self.heads.values()))
         return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
@@ -164,7 +162,8 @@ class Resolver:
         return _Opening(partial(consistent, self._reads, partial(self._open, wanted)), held)
 
     async def _open(self, wanted: _Wanted, tracker: FreshnessTracker) -> Opened | None:
-        choose, held = wanted.choose, wanted.held
+        choose = wanted.choose
+        held = wanted.held
         try:
             if (entity := await self._resolve(wanted, tracker)) is None:
                 return None
@@ -201,7 +200,8 @@ class Resolver:
         return entity
 
     async def _look_up(self, wanted: _Wanted, tracker: FreshnessTracker) -> Entity | None:
-        dataset, key = wanted.dataset, wanted.key
+        dataset = wanted.dataset
+        key = wanted.key
         layout, rest, _, members = await self._routes.find(dataset, key, tracker)
         location = await layout.locate(rest, tracker)
         if members is not None:
@@ -236,7 +236,7 @@ class Resolver:
         If that is not found out in time it is false: the write will tell.
         """
         with suppress(ShardgateError, TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(2):
                 if not key:
                     return (await self.find_container(dataset, key)).is_read_only
                 try:
@@ -272,7 +272,7 @@ class Resolver:
             return
         after: str | None = ""
         while after is not None:
-            page = await self.page(dataset, Window(prefix, after, "/"), _NAMES)
+            page = await self.page(dataset, Window(prefix, after, "/"), 1000)
             for entry in page.entries:
                 yield Name(entry.key.removeprefix(prefix), entry.nbytes)
             after = page.after
@@ -353,7 +353,8 @@ class Resolver:
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:
         """Return size and version of *ref*, cached or, for a *condition*, read with *request*."""
-        cached, first = (self._reads.cached_stat(ref) if condition is None else None), None
+        cached = self._reads.cached_stat(ref) if condition is None else None
+        first = None
         if cached is None and request is not None:
             await wanted.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end

@@ -376,7 +376,7 @@ class Eraser:
         root = self._resolver.root(dataset)
         checked = None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
-            path = root.key_of(each.ref).rpartition("/")[0]
+            path = each.ref.key.removeprefix(dataset.root.prefix.key).rpartition("/")[0]
             # Objects of one folder follow one another, and are written alike.
             if path != checked:
                 checked = path

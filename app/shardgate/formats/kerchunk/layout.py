@@ -71,7 +71,8 @@ class Kerchunk:
 
     async def open(self, ref: ObjectRef, fetch: Fetch) -> Members | None:
         if self.is_container(ref.key):
-            document, decode = ref, BoundDecoder(decode_json_set, (self.limit_nbytes,))
+            document = ref
+            decode = BoundDecoder(decode_json_set, (self.limit_nbytes,))
         else:
             document = ref.join(CONSOLIDATED)
             decode = BoundDecoder(decode_catalog, (self.limit_nbytes,))
@@ -108,7 +109,9 @@ class ReferencedMembers(Members):
         return self.document
 
     async def find(self, name: str, fetch: Fetch) -> Place:
-        ref, etag, table = self.document, self.etag, self.decoded.table
+        ref = self.document
+        etag = self.etag
+        table = self.decoded.table
         row = self.decoded.names.position(name)
         if row is None:
             chunk = self.decoded.find_chunk(name)
@@ -121,7 +124,9 @@ class ReferencedMembers(Members):
             read = self._read_table(path, record)
             if (found := await fetch(read)) is None:
                 return MISSING
-            ref, etag, table = read.ref, found.etag, found.value
+            ref = read.ref
+            etag = found.etag
+            table = found.value
         match table.lookup(row):
             case None:
                 return MISSING

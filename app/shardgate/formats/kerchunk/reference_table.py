@@ -75,7 +75,8 @@ class ReferenceTable:
         """Return the reference in *row*."""
         if row >= len(self):
             return InvalidReference(f"its table has {len(self)} references, and no {row}")
-        source, start = self.sources.item(row), self.offsets.item(row)
+        source = self.sources.item(row)
+        start = self.offsets.item(row)
         length = self.lengths.item(row)
         if source == ABSENT:
             return None

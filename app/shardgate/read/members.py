@@ -106,19 +106,19 @@ async def read_member[T: Weighable](
 
 async def resolve(location: Location, fetch: Fetch) -> Location:
     """Return where the bytes at *location* lie in an object of a store, if that is in a member."""
-    match location:
-        case Whole(ref) if (members := members_of(ref)) is not None:
-            member = await members.find(ref.key, fetch)
-            return refer(member) if isinstance(member, Part) else member
-        case Stored(ref, part) if (members := members_of(ref)) is not None:
-            place = _narrow(await _content(members, ref, fetch), part)
-            return refer(place) if isinstance(place, Part) else place
-        case Coded(Stored(ref, part), coding) if (members := members_of(ref)) is not None:
-            place = _narrow(await _content(members, ref, fetch), part)
-            if isinstance(place, Stored | Inline):
-                return Coded(place, coding)
-            raise DamagedError(ref, f"a chunk with the coding {coding} has no known version")
-    return location
+    source = location.place if isinstance(location, Coded) else location
+    if not isinstance(source, Whole | Stored) or (members := members_of(source.ref)) is None:
+        return location
+    if isinstance(source, Whole):
+        member = await members.find(source.ref.key, fetch)
+        return refer(member) if isinstance(member, Part) else member
+    place = _narrow(await _content(members, source.ref, fetch), source.byte_range)
+    if not isinstance(location, Coded):
+        return refer(place) if isinstance(place, Part) else place
+    if isinstance(place, Stored | Inline):
+        return Coded(place, location.coding)
+    reason = f"a chunk with the coding {location.coding} has no known version"
+    raise DamagedError(source.ref, reason)
 
 
 async def survey_shard(shard: Shard, fetch: Fetch) -> Survey | None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -25,9 +25,6 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedLRUCache
 from shardgate.storage.contract import Found, ObjectReader
 
-_TURNS: Final = 4
-"""Turns of the event loop for which a window collects requests. With fewer, chunks from a near
-store are read at seven eighths of the rate."""
 _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 _ALWAYS_NBYTES: Final = 4 * 1024
@@ -251,18 +248,17 @@ class ChunkReader:
         window = self._windows.get(version)
         if window is None:
             window = self._windows[version] = []
-            asyncio.get_running_loop().call_soon(self._turn, version, 1)
+            # Four turns of the event loop: with fewer, chunks from a near store are read at seven
+            # eighths of the rate.
+            soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+            soon(soon, soon, soon, self._close, version)
         window.append(pending)
 
-    def _turn(self, version: _ObjectVersion, turn: int) -> None:
-        """Start the reads of a window after the last turn, or leave it open for more neighbours."""
-        loop = asyncio.get_running_loop()
-        if turn < _TURNS:
-            loop.call_soon(self._turn, version, turn + 1)
-            return
+    def _close(self, version: _ObjectVersion) -> None:
+        """Start the reads of a window, or leave it open for more neighbours."""
         is_alone = len(self._windows[version]) == 1 and version not in self._reads
         if not is_alone and self._has_neighbours(version):
-            loop.call_later(_WINDOW_S, self._start_reads, version)
+            asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
             return
         for pending in self._windows.pop(version):
             self._start(version, pending.chunk.byte_range, 0, [pending])

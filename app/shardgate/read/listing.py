@@ -220,7 +220,7 @@ class FoundKey(NamedTuple):
 
     key: str
     found: Location | Listed | None
-    """Location, or stored object; `None` for a common prefix and what is still to be located."""
+    """Location, or stored object; `None` for a common prefix, or where *layout* tells."""
     layout: Layout | None = None
     """Locates the key, which it knows as *inside*, if set."""
     inside: VirtualKey = VirtualKey("")

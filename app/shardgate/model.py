@@ -12,6 +12,10 @@ VirtualKey = NewType("VirtualKey", str)
 NAMED_REFS: Final = ("@branch.", "@tag.")
 """Prefixes of key segments that name a branch or a tag; see `escape_ref`."""
 
+MAX_KEY_NBYTES: Final = 1024
+"""As in S3."""
+FORBIDDEN_IN_KEYS: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
+"""Control characters, and empty, ``.`` and ``..`` segments."""
 _NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 _KEPT_ESCAPE: Final = re.compile(
     "%(2[134-9A-Ca-cFf]|3[AaBbDdFf]|40|5[BbDd])|%(?![0-9A-Fa-f]{2})"  # reserved, and ``%``
@@ -22,11 +26,11 @@ ETag = NewType("ETag", str)
 
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 
-GUARDED: Final = "guarded+"
-"""Prefix of the buckets of virtual references."""
 
-VOLATILE: Final = "volatile+"
-"""Prefix of the buckets of sessions, whose state is read anew, and not shared, for each request."""
+def is_key(text: str) -> bool:
+    """Return whether *text* can be the key of a request."""
+    is_short = len(text.encode(errors="replace")) <= MAX_KEY_NBYTES
+    return is_short and FORBIDDEN_IN_KEYS.search(text) is None
 
 
 def escape_ref(name: str) -> str:
@@ -53,22 +57,50 @@ def encode_path(path: str) -> str:
     return quote(path, safe="/~%!$&'()*+,;=:@")
 
 
+class Bucket(str):
+    """Name of a bucket that is read in a way of its own; it equals no URL."""
+
+    __slots__ = ("url",)
+    url: str
+    """URL for people."""
+
+    def __new__(cls, name: str, url: str) -> Self:
+        """Return the bucket that is called *name*."""
+        bucket = super().__new__(cls, name)
+        bucket.url = url
+        return bucket
+
+
+class GuardedBucket(Bucket):
+    """Bucket of virtual references, which lead to single objects below *url*."""
+
+    __slots__ = ()
+
+    def __new__(cls, url: str) -> Self:
+        """Return the bucket of *url*, which may hold a path."""
+        return super().__new__(cls, f"guarded+{url}", url)
+
+
+class VolatileBucket(Bucket):
+    """Bucket of a session, whose state is read anew, and not shared, for each request."""
+
+    __slots__ = ()
+
+
 class ObjectRef(NamedTuple):
     """The name of an object: the *bucket* that holds it and its *key* there.
 
-    *bucket* is the URL of whatever has keys: ``s3://bucket``, ``https://host``, or the folder
-    ``file:///data/em.zarr``. An empty *key*, or one that ends in ``/``, names a prefix.
+    *bucket* is a `Bucket`, or the URL of whatever has keys: ``s3://bucket``, ``https://host``, or
+    the folder ``file:///data/em.zarr``. An empty *key*, or one that ends in ``/``, names a prefix.
     """
 
     bucket: str
     key: str
 
     def __str__(self) -> str:
-        """Return the URL without the prefix of the bucket; of a session the key below a ref."""
-        if self.bucket.startswith(VOLATILE):
-            session = self.bucket.rpartition("/")[2].partition("+")[0]
-            return f"{session}/{self.key}"
-        return f"{self.bucket.removeprefix(GUARDED)}/{self.key}"
+        """Return the URL; of an object of a session its key below a ref."""
+        bucket = self.bucket.url if isinstance(self.bucket, Bucket) else self.bucket
+        return f"{bucket}/{self.key}"
 
     @property
     def prefix(self) -> "ObjectRef":

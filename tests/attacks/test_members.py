@@ -9,11 +9,11 @@ import pytest
 
 from shardgate.errors import ShardgateError
 from shardgate.formats.kerchunk.layout import Kerchunk
-from shardgate.formats.members import MemberFormat, MemberLayout
+from shardgate.formats.members import MemberFormat
 from shardgate.formats.references import allow
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.kerchunk import changing as sets
 from tests.support.formats.members import Opened
@@ -35,12 +35,11 @@ async def use(container: MemberFormat, name: str, data: bytes) -> None:
     store = MemoryStore()
     store.place(ROOT.join("one"), bytes(20))
     store.place(ROOT.join(name), data)
-    fetch = DirectFetch(store)
-    layout = await container.open(ROOT.join(name), fetch)
-    if layout is None:
+    fetch = uncached_reads(store)
+    members = await container.open(ROOT.join(name), fetch)
+    if members is None:
         return
-    assert isinstance(layout, MemberLayout)
-    opened = Opened(layout, store, fetch)
+    opened = Opened(members, store, fetch)
     names = await opened.names()
     assert all(nbytes is None or 0 <= nbytes < 2**63 for nbytes in names.values())
     folded = {each[: each.find("/") + 1] or each for each in names}

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from shardgate.formats.zip.layout import Zip, ZipLayout
+from shardgate.formats.zip.layout import Zip, ZipMembers
 from shardgate.model import ObjectRef
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from tests.support.read.stores import WatchedStore
 
 from .data import INNER_BYTES, chunk_key, read_offsets
@@ -115,12 +115,12 @@ async def _open(data: bytes) -> list[Figure]:
     for _ in range(_ROUNDS):
         store.calls.clear()
         began = time.process_time()
-        layout = await Zip(_MOST_NBYTES, _MOST_NBYTES).open(ref, DirectFetch(store))
+        layout = await Zip(_MOST_NBYTES, _MOST_NBYTES).open(ref, uncached_reads(store))
         seconds.append(time.process_time() - began)
     assert layout is not None
-    assert isinstance(layout, ZipLayout)
+    assert isinstance(layout, ZipMembers)
     opened = len(store.calls)
-    directory = await layout.open_table(DirectFetch(store))
+    directory = await layout.open_table(uncached_reads(store))
     names = sum(len(name) for name, _ in directory.names.below("", "", ""))
     held = (directory.nbytes - names) / _ENTRIES
     return [

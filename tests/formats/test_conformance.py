@@ -17,7 +17,7 @@ from shardgate.errors import (
 from shardgate.formats.surveying import ChunkCollection, Shards
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
 from shardgate.read.listing import Root, find_collections, list_names
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
@@ -95,7 +95,7 @@ async def test_shard_indexes_name_the_written_chunks(case: Case) -> None:
     Verification counts every chunk and finds no damage.
     """
     store = filled(case.build(case.chunks))
-    fetch = DirectFetch(store)
+    fetch = uncached_reads(store)
     named: dict[str, Stored] = {}
     for container, shards in await _shards(store):
         for name in [name async for name in list_names(store, ROOT.join(container), "")]:
@@ -108,7 +108,7 @@ async def test_shard_indexes_name_the_written_chunks(case: Case) -> None:
     assert set(named) == {key + case.entry_suffix for key in case.chunks}
     root = _root(store)
     for key, place in named.items():
-        layout, rest, _ = await root.containers.search(ROOT, VirtualKey(key), fetch)
+        layout, rest, *_ = await root.containers.find(ROOT, VirtualKey(key), fetch)
         location = await layout.locate(rest, fetch)
         assert place in (location, *(location if isinstance(location, tuple) else ()))
     report = await verify(root, chunks=True)
@@ -121,7 +121,7 @@ async def test_shard_is_the_same_by_chunk_by_name_and_in_the_list(case: Case) ->
     store = filled(case.build(case.chunks))
     root = _root(store)
     for key in case.chunks:
-        layout, rest, _ = await root.containers.search(ROOT, VirtualKey(key), root.fetch)
+        layout, rest, *_ = await root.containers.find(ROOT, VirtualKey(key), root.fetch)
         shards = await layout.shards_at(rest, root.fetch)
         shard = None if shards is None else shards.holding(rest)
         assert shards is not None

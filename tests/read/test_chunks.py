@@ -18,7 +18,7 @@ from shardgate.errors import (
     TruncatedReadError,
     VersionChangedError,
 )
-from shardgate.model import VOLATILE, ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored
+from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored, VolatileBucket
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader, StoreCost
 from shardgate.storage.contract import Found, NotModified
@@ -75,7 +75,7 @@ async def test_finished_read_is_cached_without_a_gap() -> None:
 async def test_chunk_of_a_volatile_bucket_is_not_cached() -> None:
     """A chunk of a volatile bucket is read for each request, and kept for none."""
     case = _Case()
-    ref = ObjectRef(f"{VOLATILE}session", "a/c/0")
+    ref = ObjectRef(VolatileBucket("volatile+session", "session"), "a/c/0")
     chunk = Stored(ref, ByteRange(0, 10), case.store.place(ref, _DATA))
     await case.reader.read(chunk, keep=True)
 

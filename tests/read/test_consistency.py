@@ -13,7 +13,7 @@ from shardgate.read.metadata_cache import MetadataCache, ReadCache
 from tests.support.clocks import Clock
 from tests.support.read.stores import REF, WatchedStore
 
-_READ = Read("metadata", REF, None, Opaque)
+_READ = Read("metadata", REF, None, Opaque, is_marker=True)
 _ATTEMPTS = 20
 
 

@@ -16,8 +16,7 @@ from shardgate.formats.reading import Read, Weighable
 from shardgate.formats.zarr.layout import ZarrLayout
 from shardgate.model import ObjectRef, VirtualKey
 from shardgate.read.containers import LIKE_A_CHUNK, Containers, PassThrough
-from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import MetadataCache, ReadCache, uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.case import Case
 from tests.support.formats.case import filled as put_together
@@ -55,7 +54,7 @@ class _Case:
 
     async def find(self, key: str) -> tuple[ObjectRef, str]:
         """Return the directory of the container of *key*, and the rest of *key* in it."""
-        layout, rest, _ = await self.containers.search(ROOT, VirtualKey(key), self.fetch)
+        layout, rest, *_ = await self.containers.find(ROOT, VirtualKey(key), self.fetch)
         assert isinstance(layout, ZarrLayout | PassThrough)
         return layout.directory, rest
 
@@ -120,7 +119,7 @@ async def test_absence_of_a_marker_is_remembered() -> None:
 async def test_unreadable_marker_is_an_error() -> None:
     """A key below a damaged marker is damage, and one below a denied marker StorageDeniedError."""
     case = _Case(vol={"zarr_format": 4})
-    layout, rest, _ = await case.containers.search(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
+    layout, rest, *_ = await case.containers.find(ROOT, VirtualKey("vol/c/0/0"), case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
         await layout.locate(rest, case.fetch)
     with pytest.raises(DamagedError, match=r"vol/zarr\.json"):
@@ -459,14 +458,14 @@ async def test_chunks_of_one_shard_have_one_name(case: Case) -> None:
     No shard index and no manifest is read for it.
     """
     objects = case.build(case.chunks)
-    fetch, kinds = DirectFetch(put_together(objects)), set[str]()
+    fetch, kinds = uncached_reads(put_together(objects)), set[str]()
 
     async def watched[T: Weighable](read: Read[T], /, *, allow_stale: bool = False) -> Any:
         kinds.add(read.kind)
         return await fetch(read, allow_stale=allow_stale)
 
     async def find(key: str) -> tuple[Any, VirtualKey]:
-        layout, rest, _ = await containers.search(ROOT, VirtualKey(key), watched)
+        layout, rest, *_ = await containers.find(ROOT, VirtualKey(key), watched)
         return layout, rest
 
     containers = known_containers(whole_index_bytes=0)

@@ -9,11 +9,17 @@ import pytest
 
 from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.icechunk.flatbuffers import memory_nbytes
-from shardgate.formats.reading import DecodeError, Opaque, Read, Versioned
-from shardgate.model import VOLATILE, ByteRange, ETag, Fixed, ObjectRef
+from shardgate.formats.reading import DecodedMetadata, DecodeError, Opaque, Read, Versioned
+from shardgate.model import ByteRange, ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
-from shardgate.read.metadata_cache import OVERHEAD_NBYTES, MetadataCache, ReadCache, SizedLRUCache
-from shardgate.read.perform import DirectFetch, perform
+from shardgate.read.metadata_cache import (
+    OVERHEAD_NBYTES,
+    MetadataCache,
+    ReadCache,
+    SizedLRUCache,
+    uncached_reads,
+)
+from shardgate.read.perform import perform
 from shardgate.storage.contract import Found, ObjectHeaders, Stat
 from tests.support.clocks import Clock
 from tests.support.formats.icechunk.building import REPO_INFO, envelope
@@ -34,7 +40,7 @@ class _Case:
         self.memory = MetadataCache(max_bytes)
         self.fetch = ReadCache(self.store, self.memory, ttl_s=_TTL_S, clock=self.clock)
         self.decoded = 0
-        self.read = Read("metadata", REF, None, self._decode)
+        self.read = Read("metadata", REF, None, self._decode, is_marker=True)
         if data is not None:
             self.store.place(REF, data)
 
@@ -281,9 +287,10 @@ async def test_slow_decoding_runs_in_a_thread(kind: str, data: bytes, *, is_apar
     store = WatchedStore()
     store.place(REF, data)
     read = Read(kind, REF, ByteRange(0, 2**20), lambda _: _Thread(threading.get_ident()))
+    read = replaced(read, is_slow=kind == "config")
     if kind == "memory":  # however short: a few bytes of zstd can hold many
         read = replaced(read, memory_nbytes=lambda *_: 1)
-    found = await DirectFetch(store)(read)
+    found = await uncached_reads(store)(read)
 
     assert found is not None
     assert (found.value.ident != threading.get_ident()) is is_apart
@@ -297,7 +304,7 @@ async def test_a_large_object_is_read_in_two_parts(start: int) -> None:
     """A large object is read in two parts, the second of the first's version."""
     store = WatchedStore()
     etag = store.place(REF, _LARGE)
-    found = await DirectFetch(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
+    found = await uncached_reads(store)(Read("all", REF, ByteRange(start, 2**40), Opaque))
 
     assert found is not None
     assert (found.value.data, found.size) == (_LARGE[start:], len(_LARGE))
@@ -318,7 +325,7 @@ async def test_large_object_replaced_between_its_parts_is_refused() -> None:
     store.place(REF, _LARGE)
     store.spoil = replace
     with pytest.raises(VersionChangedError):
-        await DirectFetch(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
+        await uncached_reads(store)(Read("all", REF, ByteRange(0, 2**40), Opaque))
 
 
 _FILE = envelope(bytes(2**20), REPO_INFO)
@@ -398,9 +405,9 @@ async def test_damage_behind_an_unknown_coding_names_the_coding() -> None:
         await perform(store, Read("metadata", REF, ByteRange(0, 9), decode))
 
 
-@dataclass(frozen=True)
-class _Unsharded:
-    why_sharded: str
+@dataclass(frozen=True, slots=True)
+class _Unsharded(DecodedMetadata):
+    why_sharded: str = ""
     nbytes: int = 0
 
 
@@ -427,9 +434,9 @@ async def test_state_of_a_volatile_bucket_is_read_for_each_call() -> None:
     Its changes leave the generation as it is.
     """
     case = _Case(None)
-    ref = ObjectRef(f"{VOLATILE}session", "zarr.json")
+    ref = ObjectRef(VolatileBucket("volatile+session", "session"), "zarr.json")
     case.store.place(ref, b"old")
-    read = Read("metadata", ref, None, case.read.decode)
+    read = Read("metadata", ref, None, case.read.decode, is_marker=True)
     case.store.gate.clear()
     both = [asyncio.create_task(case.fetch(read)) for _ in range(2)]
     await settle()

@@ -202,7 +202,7 @@ async def test_look_up_outside_of_a_request_repeats_known_damage() -> None:
     read = Read("snapshot", ROOT.join("x"), ByteRange(4, 5), Opaque)
     for _ in range(3):
         with pytest.raises(DamagedError):
-            await case.data.resolver.reads()(read)
+            await case.data.resolver.new_tracker()(read)
 
     assert len(case.store.calls) == 1
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from shardgate.errors import BusyError
-from shardgate.model import EVERYTHING, VOLATILE, ByteRange, ByteRequest, ObjectRef, VirtualKey
+from shardgate.model import (
+    EVERYTHING,
+    ByteRange,
+    ByteRequest,
+    ObjectRef,
+    VirtualKey,
+    VolatileBucket,
+)
 from shardgate.read.containers import Dataset
 from tests.support.formats.neuroglancer_precomputed import case as precomputed
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
@@ -89,7 +96,7 @@ async def test_concurrent_callers_share_each_read() -> None:
 
 async def test_callers_share_no_read_of_a_volatile_bucket() -> None:
     """Each caller that reads an object of a volatile bucket gets bytes read after its call."""
-    store, root = WatchedStore(), ObjectRef(f"{VOLATILE}session", "")
+    store, root = WatchedStore(), ObjectRef(VolatileBucket("volatile+session", "session"), "")
     data = reading(store, root=root, formats=())
     store.place(root.join("a"), b"old")
     store.gate.clear()

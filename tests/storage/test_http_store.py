@@ -21,7 +21,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.kerchunk.layout import resolve_source
 from shardgate.formats.references import allow, resolve
-from shardgate.model import GUARDED, ByteRange, ObjectRef
+from shardgate.model import ByteRange, GuardedBucket, ObjectRef
 from shardgate.settings import DatasetSettings, LimitSettings, Settings, StoreSettings
 from shardgate.storage.http1_client import HttpClient, Origin, RequestTarget
 from shardgate.storage.http_store import HttpStore, is_public, resolve_public
@@ -377,7 +377,7 @@ async def test_object_below_a_local_prefix_is_read(
     url = faulty.url.replace("127.0.0.1", host)
     root = stores.open_prefix(f"{url}/a%20b/")
 
-    assert root.bucket.startswith(GUARDED)
+    assert isinstance(root.bucket, GuardedBucket)
     assert (await found(stores, root.join("c/key"), ByteRange(1, 3))).data == b"at"
     assert await stores.get(root.join("absent")) is None
     await stores.check_reachable(root)
@@ -428,7 +428,7 @@ async def test_private_address_of_a_name_is_denied_and_not_named(addresses: list
     assert await guard(Origin("http", "rebound.example", 80)) == ["8.8.8.8"]
     async with aclosing(HttpStore(timeout_s=LONGEST_S, guard=guard)) as store:
         with pytest.raises(StorageDeniedError) as raised:
-            await store.get(ObjectRef("guarded+http://rebound.example/data", "key"))
+            await store.get(ObjectRef(GuardedBucket("http://rebound.example/data"), "key"))
 
     assert raised.value.reason == "rebound.example has no public address"
 

@@ -16,7 +16,7 @@ import zarr.storage
 from shardgate.configuration import RootOptions
 from shardgate.datasets import with_root
 from shardgate.errors import ConfigurationError, NotAllowedError
-from shardgate.model import ObjectRef
+from shardgate.model import GuardedBucket, ObjectRef
 from shardgate.read.listing import Root
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.survey.reference_set import url_of_object, write_references
@@ -173,9 +173,9 @@ async def test_plain_objects_are_referred_to_as_a_whole(tmp_path: Path) -> None:
     ("ref", "expected"),
     [
         (ObjectRef("s3://bucket", "a b%/c"), "s3://bucket/a b%/c"),
-        (ObjectRef("guarded+s3+lab://bucket", "a"), "s3://bucket/a"),
+        (ObjectRef(GuardedBucket("s3+lab://bucket"), "a"), "s3://bucket/a"),
         (ObjectRef("https://host", "a b%/c"), "https://host/a%20b%25/c"),
-        (ObjectRef("guarded+https://host/a%20b", "c d"), "https://host/a%20b/c%20d"),
+        (ObjectRef(GuardedBucket("https://host/a%20b"), "c d"), "https://host/a%20b/c%20d"),
         (ObjectRef("file:///a%20b", "c d%"), "file:///a b/c d%"),
     ],
 )

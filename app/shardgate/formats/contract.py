@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from shardgate.errors import DamagedError
 from shardgate.formats.listing import UNIFORM, ListingRules, Name
 from shardgate.formats.reading import Fetch, Read, RunInThread
-from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards, Survey
+from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
 
 LARGE_NBYTES: Final = 32 * 1024**2
@@ -179,10 +179,6 @@ class Layout(Protocol):
     async def shards_at(self, _key: VirtualKey, _fetch: Fetch) -> Shards | None:
         """Return the shards that a key, of a chunk or a shard, belongs to; by default `None`."""
         return None
-
-    async def survey(self, shard: Shard, fetch: Fetch) -> Survey | None:
-        """Read the indexes of *shard*, one of this container; see `Shard.survey`."""
-        return await shard.survey(fetch)
 
     async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
         """Return the shard of the chunk *key*; `None` if it is in no shard."""

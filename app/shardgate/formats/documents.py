@@ -12,7 +12,14 @@ import numpy as np
 
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.contract import Layout, StoredObjects, Translator
-from shardgate.formats.reading import DecodeError, Fetch, Read, Versioned, Weighable
+from shardgate.formats.reading import (
+    DecodedMetadata,
+    DecodeError,
+    Fetch,
+    Read,
+    Versioned,
+    Weighable,
+)
 from shardgate.model import ByteRange, Coded, ETag, Inline, ObjectRef, Stored, VirtualKey
 
 type Json = Any
@@ -216,19 +223,17 @@ class Dialect[S: Weighable](Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Marked[S: Weighable]:
+class Marked[S: Weighable](DecodedMetadata):
     """A decoded marker; empty for a file that no format, or no dialect of it, knows."""
 
     spec: S | None = None
     dialect: Dialect[Any] | None = None
     is_page: bool = False
-    """True for an error page in place of the marker."""
     is_long: bool = False
     """True for a document above the limit, which is not parsed."""
 
     @property
     def is_metadata(self) -> bool:
-        """False for a file that has the name of the marker by chance."""
         return self.spec is not None or self.is_long
 
     @property
@@ -244,8 +249,7 @@ class Marked[S: Weighable]:
 
     @property
     def why_sharded(self) -> str:
-        """Reason why not all that the marker describes is served unsharded."""
-        return getattr(self.spec, "why_sharded", "")
+        return self.spec.why_sharded if isinstance(self.spec, DecodedMetadata) else ""
 
 
 def json_memory_nbytes(text: bytes) -> int:
@@ -341,7 +345,8 @@ class DocumentFormat:
     def markers(self, directory: ObjectRef) -> tuple[Read[Marked[Any]]]:
         request = ByteRange(0, self.limit_bytes + 1)
         decode = MarkerDecoder(self.dialects, self.limit_bytes)
-        return (Read("metadata", directory.join(self.marker), request, decode),)
+        ref = directory.join(self.marker)
+        return (Read("metadata", ref, request, decode, is_marker=True),)
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         (read,) = self.markers(directory)
@@ -366,7 +371,9 @@ class DocumentFormat:
         most_nbytes = 16 * self.limit_bytes
         search = SearchingDecoder(self.dialects, most_nbytes)
         request = ByteRange(0, most_nbytes + 1)
-        found = await fetch(Read("metadata", read.ref, request, search, memory_nbytes=_text_nbytes))
+        found = await fetch(
+            Read("metadata", read.ref, request, search, None, _text_nbytes, is_marker=True)
+        )
         if found is None:
             return None
         if found.value.may_be_rewritten:

@@ -187,8 +187,8 @@ class Steps:
 
     def _any_longer(self, sign: int, number: int) -> bool:
         low, high = 10 * number, 10 * number + 10
-        count, first, step = self.axis.count, self.axis.first, self.axis.step
-        largest = max(-first, first + step * count)
+        axis = self.axis
+        largest = max(-axis.first, axis.first + axis.step * axis.count)
         while low <= largest:
             if self._any(sign, low, high):
                 return True
@@ -199,7 +199,8 @@ class Steps:
         """Return whether there is a number with *sign* and a magnitude from *low* to *high*."""
         if sign < 0:
             low, high = 1 - high, 1 - low
-        axis, shards = self.axis, self.shards
+        axis = self.axis
+        shards = self.shards
         start = max(0, -((axis.first - low) // axis.step))
         stop = min(axis.count, -((axis.first - high) // axis.step))
         if start >= stop:
@@ -293,7 +294,9 @@ class Grid:
     def _walk(
         self, wanted: Wanted, cell: Cell, rows: Rows, *, is_folding: bool = False
     ) -> Iterator[Cell | _Unread]:
-        start, dim, window = self.spell(cell), len(cell), wanted()
+        start = self.spell(cell)
+        dim = len(cell)
+        window = wanted()
         if not window.meets(start):
             return
         if dim == len(self.axes) or (is_folding and window.fold(start) is not None):
@@ -305,9 +308,11 @@ class Grid:
                 yield _Unread(shard)
             self.levels.move_to_end(shard)
             rows = self.levels[shard]
-        axis, column = self.axes[dim], rows[:, 0]
+        axis = self.axes[dim]
+        column = rows[:, 0]
         for at in Steps(column, axis).walk(window.rest(start)):
-            below, shard_at = (*cell, at), axis.shard_of(at)
+            below = (*cell, at)
+            shard_at = axis.shard_of(at)
             low, high = (_find(column, shard_at, side) for side in _SIDES)
             yield from self._walk(wanted, below, rows[low:high, 1:], is_folding=is_folding)
             window = wanted()

@@ -1,7 +1,7 @@
 """Members: objects that lie in other ones, as the entries of an archive or of a reference set.
 
-A format whose container is an index of names opens as a `MemberLayout`. `read` finds the containers
-among its members, by the same markers as in a store, and reads them where they lie.
+The members of one version of an archive, or of a set, have a bucket of their own, so that formats
+and callers take them for objects of a store. `read.members` reads them where they lie.
 """
 
 import re
@@ -18,21 +18,20 @@ from typing import Final, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardgate.errors import ReadOnlyError
-from shardgate.formats.contract import Layout, Target
-from shardgate.formats.listing import LAST, ListingRules
-from shardgate.formats.reading import Fetch
-from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description
+from shardgate.errors import DamagedError
+from shardgate.formats.listing import LAST
+from shardgate.formats.reading import Fetch, RunInThread
+from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
+    Bucket,
     Coded,
+    ETag,
     Inline,
-    Location,
     Missing,
     ObjectRef,
     Part,
     Referenced,
     Stored,
-    VirtualKey,
 )
 
 NO_KEY: Final = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)|[\\\x00-\x1f\x7f]")
@@ -118,7 +117,7 @@ class SortedNames:
         return at if found == wanted else None
 
     def below(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, int | None]]:
-        """Yield names with their positions as `MemberLayout.below` does; folded ones have none."""
+        """Yield names with their positions as `Members.below` does; folded ones have none."""
         start = prefix.encode()
         names = self._since(max(start, after.encode()))
         while (found := next(names, None)) is not None and found[1].startswith(start):
@@ -145,8 +144,8 @@ class MemberFormat(Protocol):
     def is_container(self, name: str) -> bool:
         """Return whether an object of this name may be a container."""
 
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> "MemberLayout | None":
-        """Open *directory*; `None` if it is no container. Raises: `DamagedError`."""
+    async def open(self, ref: ObjectRef, fetch: Fetch) -> "Members | None":
+        """Open *ref*; `None` if it is no container. Raises: `DamagedError`."""
 
 
 def refer(place: Part) -> Referenced:
@@ -156,24 +155,27 @@ def refer(place: Part) -> Referenced:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLayout(Layout):
-    """Layout of a container of members, each served as it lies there. Names are relative to
-    *directory*, without a slash at either end.
+class Members:
+    """The members of one version of an archive, or of a reference set, which are never written.
+    Their names have no slash at either end.
     """
 
-    directory: ObjectRef
+    ref: ObjectRef
+    """The archive, the set, or the folder of a set."""
+    etag: ETag
     decoded_nbytes: int
     """Most bytes of a member that is decoded into memory: a shard or metadata."""
     modified_s: int | None
     """Time of the last modification of the object that has all members, if that is known."""
 
     @property
-    def is_read_only(self) -> bool:
-        return True
+    def root(self) -> ObjectRef:
+        """Prefix of all members."""
+        return ObjectRef(MemberBucket(self), "")
 
     @property
     def references(self) -> ObjectRef | None:
-        """Return the object whose references lead to the members; by default they lie in one."""
+        """Object whose references lead to the members; by default they lie in one."""
         return None
 
     @abstractmethod
@@ -191,19 +193,26 @@ class MemberLayout(Layout):
         once, with the slash and without a size.
         """
 
-    def name_of(self, ref: ObjectRef) -> VirtualKey:
-        """Return the name of the member that is called *ref* below `directory`."""
-        return VirtualKey(ref.key[len(self.directory.key) :].lstrip("/"))
+    @abstractmethod
+    async def collections(
+        self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
+    ) -> Sequence[ChunkCollection | DamagedError]:
+        """Describe what is left out, and name damaged parts."""
 
-    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        place = await self.find(key, fetch)
-        return refer(place) if isinstance(place, Part) else place
 
-    async def target(self, _: VirtualKey, __: Fetch) -> Target:
-        raise ReadOnlyError(f"{self.directory}: what lies in it is read only")
+class MemberBucket(Bucket):
+    """Bucket of *members*; its name has their version."""
 
-    def encloses(self, _: VirtualKey) -> bool:
-        return True
+    __slots__ = ("members",)
+    members: Members
 
-    async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
-        return ListingRules(None)
+    def __new__(cls, members: Members) -> Self:
+        bucket = super().__new__(cls, f"{members.etag} of {members.ref}", str(members.ref))
+        bucket.members = members
+        return bucket
+
+
+def members_of(ref: ObjectRef) -> Members | None:
+    """Return the members of which *ref* is one, or the root; `None` for an object of a store."""
+    bucket = ref.bucket
+    return bucket.members if isinstance(bucket, MemberBucket) else None

@@ -36,6 +36,27 @@ class Weighable(Protocol):
         """Bytes of memory that the value holds."""
 
 
+class DecodedMetadata:
+    """A decoded value that tells how it is to be taken."""
+
+    __slots__ = ()
+
+    @property
+    def is_metadata(self) -> bool:
+        """False for a file that has the name of a marker by chance."""
+        return True
+
+    @property
+    def is_page(self) -> bool:
+        """True for an error page in place of a marker."""
+        return False
+
+    @property
+    def why_sharded(self) -> str:
+        """Reason why not all that it describes is served unsharded; empty for none."""
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """Bytes that are not decoded."""
@@ -66,11 +87,7 @@ class Read[T: Weighable](NamedTuple):
     """
 
     kind: str
-    """Label of metrics, from a closed set: ``shard-index``.
-
-    ``metadata`` and ``repo`` are kinds of markers: one that was seen and is gone counts as missing
-    for a time, not as absent. The kind ``config`` is decoded in a thread.
-    """
+    """Label of metrics, from a closed set: ``shard-index``."""
     ref: ObjectRef
     request: ByteRequest | None
     """The part of the object; `None` for all of it."""
@@ -82,6 +99,12 @@ class Read[T: Weighable](NamedTuple):
     raises `DecodeError`. Where it is set, the data are decoded off the event loop. It is compared
     like *decode*: methods of equal values are not equal.
     """
+    is_marker: bool = False
+    """Whether the object decides the meaning of the keys below a directory: one that was seen and
+    is gone counts as missing for a time, not as absent.
+    """
+    is_slow: bool = False
+    """Whether even a few bytes are decoded off the event loop."""
 
 
 class Versioned[T](NamedTuple):

@@ -161,7 +161,7 @@ class Shard(Protocol):
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the indexes; `None` if there is no such shard. Raises: `DamagedError`.
 
-        Callers outside of the format use `Layout.survey`, since the shard may lie in an archive.
+        Callers outside of the format use `read.members.survey_shard`: it may lie in an archive.
         """
 
 

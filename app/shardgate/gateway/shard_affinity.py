@@ -99,8 +99,8 @@ class ShardAffinity:
             return path
         if (session := session_prefix(key)) is not None:
             return f"{name}/{session}".encode()
-        layout, rest, _ = await self._resolver.find_container(dataset, key)
-        shard = await layout.shard(rest, self._resolver.reads())
+        container = await self._resolver.find_container(dataset, key)
+        shard = await container.layout.shard(container.rest, self._resolver.new_tracker())
         return path if shard is None else shard.encode()
 
 

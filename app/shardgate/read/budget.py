@@ -133,7 +133,8 @@ class ByteBudget:
         return True
 
     def _fits(self, nbytes: int, held_nbytes: int) -> bool:
-        total, mine = self._total, self.own_bytes + nbytes
+        total = self._total
+        mine = self.own_bytes + nbytes
         if mine <= self.max_bytes and total.held + nbytes <= total.max_bytes:
             return True
         others = sum(
@@ -216,5 +217,6 @@ class ByteReservation:
             if self._streams is not None:
                 await self._streams.aclose()
         finally:
-            nbytes, self._nbytes = self._nbytes, 0
+            nbytes = self._nbytes
+            self._nbytes = 0
             self._budget.release(nbytes)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import (
-    VOLATILE,
     ByteRange,
     Fixed,
     ObjectRef,
     Stored,
     Version,
+    VolatileBucket,
     coalesce,
     condition_of,
 )
@@ -25,27 +25,16 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedLRUCache
 from shardgate.storage.contract import Found, ObjectReader
 
-_TURNS: Final = 4
-"""Turns of the event loop for which a window collects requests. With fewer, chunks from a near
-store are read at seven eighths of the rate."""
 _WINDOW_S: Final = 0.001
 """As short as the event loop's timers allow; a page of a viewer sends its requests in less."""
 _ALWAYS_NBYTES: Final = 4 * 1024
 """Gaps that are read whatever a request costs."""
-_FIRST_RATE: Final = 50e6
-"""Bytes a second, until a long read shows the rate of a store."""
 _LARGE_NBYTES: Final = 256 * 1024
 """Longer reads show the rate of a store, shorter ones its latency."""
-_WEIGHT: Final = 1 / 8
-"""Weight of a new read in the average rate."""
-_RISE: Final = 1 / 64
-"""Weight of a slower read in the latency."""
 _BLOCK_NBYTES: Final = 1024**2
 """Chunks in the same block of an object are near one another."""
 _LEAST_AROUND_NBYTES: Final = 16 * 1024
 """Stores less than about a millisecond away are not read around."""
-_RECENT_PARTS: Final = 16
-"""Bytes around chunks may take a 16th of the size of the cache, in addition to it."""
 
 type _ObjectVersion = tuple[ObjectRef, Version]
 
@@ -61,7 +50,7 @@ class StoreCost:
 
     def __init__(self) -> None:
         self.latency_s = inf
-        self.rate = _FIRST_RATE
+        self.rate = 50e6  # until a long read shows it
         self.gap_nbytes = _ALWAYS_NBYTES
         """Bandwidth-delay product, at least `_ALWAYS_NBYTES`: gaps up to it are cheap to read."""
         self.overfetched_nbytes = 0
@@ -73,46 +62,38 @@ class StoreCost:
         if latency_s < self.latency_s:
             self.latency_s = latency_s
         elif is_short:
-            self.latency_s += (latency_s - self.latency_s) * _RISE
+            self.latency_s += (latency_s - self.latency_s) / 64
         elif seconds > self.latency_s:
-            self.rate += (nbytes / (seconds - self.latency_s) - self.rate) * _WEIGHT
+            self.rate += (nbytes / (seconds - self.latency_s) - self.rate) / 8
         self.gap_nbytes = max(_ALWAYS_NBYTES, int(self.latency_s * self.rate))
 
 
 class _PendingChunk:
-    __slots__ = ("chunk", "is_kept", "near", "read", "waiters")
+    """A chunk that callers wait for; it is in a window first, and then in a `_SpanRead`."""
+
+    __slots__ = ("chunk", "is_kept", "near", "waiters")
 
     def __init__(self, chunk: Stored, near: "_RecentRead | None") -> None:
         self.chunk = chunk
         self.near = near
         """Earlier read of the same block, if there was one."""
         self.waiters: list[asyncio.Future[bytes]] = []
-        self.read: _SpanRead | None = None
-        """The upstream read, `None` until the window closes."""
         self.is_kept = False
         """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
-    def settle(self, read: "_SpanRead") -> bytes | None:
-        """Pass the outcome of *read* to all waiters, and return the bytes of the chunk if any."""
-        task, first = read.task, read.source.byte_range.start
-        failure = None if task.cancelled() else task.exception()
-        data = None
-        if not task.cancelled() and failure is None:
-            start, stop = self.chunk.byte_range
-            data = task.result().data[start - first : stop - first]
-            if len(data) != stop - start:
-                failure = lost(self.chunk.ref, self.chunk.version)
-                data = None
+    def deliver(self, data: bytes) -> None:
         for waiter in self.waiters:
-            if waiter.done():
-                continue
-            if task.cancelled():
-                waiter.cancel()
-            elif failure is not None:
-                waiter.set_exception(failure)
-            elif data is not None:
+            if not waiter.done():
                 waiter.set_result(data)
-        return data
+
+    def fail(self, failure: BaseException) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(failure)
+
+    def cancel(self) -> None:
+        for waiter in self.waiters:
+            waiter.cancel()
 
 
 class _SpanRead:
@@ -146,7 +127,8 @@ class _RecentRead(NamedTuple):
 
     def cut(self, wanted: ByteRange) -> bytes | None:
         """Return the bytes *wanted* if all of them were read."""
-        first, last = wanted.start - self.start, wanted.stop - self.start
+        first = wanted.start - self.start
+        last = wanted.stop - self.start
         return self.data[first:last] if first >= 0 and last <= len(self.data) else None
 
 
@@ -158,7 +140,8 @@ class _PlannedRead(NamedTuple):
     @property
     def overfetched_nbytes(self) -> int:
         """Bytes of the span that are in none of the chunks."""
-        reached, nbytes = self.span.start, 0
+        nbytes = 0
+        reached = self.span.start
         for start, stop in (each.chunk.byte_range for each in self.chunks):
             nbytes += max(0, start - reached)
             reached = max(reached, stop)
@@ -206,7 +189,8 @@ class ChunkReader:
         self._windows: dict[_ObjectVersion, list[_PendingChunk]] = {}
         self._reads: defaultdict[_ObjectVersion, list[_SpanRead]] = defaultdict(list)
         self._recent = SizedLRUCache[tuple[_ObjectVersion, int], _RecentRead](
-            max_bytes // _RECENT_PARTS, lambda _, read: len(read.data) + OVERHEAD_NBYTES
+            max_bytes // 16,  # in addition to the cache of chunks
+            lambda _, read: len(read.data) + OVERHEAD_NBYTES,
         )
         """Bytes read around chunks, by number of the block; none if only a chunk was read."""
         self._max_around_bytes = min(max_gap_bytes, self._recent.maxsize // 4)
@@ -258,25 +242,23 @@ class ChunkReader:
             if read.overfetched_nbytes and read.covers(pending.chunk.byte_range):
                 self.counters.joins += 1
                 self.counters.merged += 1
-                pending.read = read
                 read.chunks.append(pending)
                 return
         self.counters.misses += 1
         window = self._windows.get(version)
         if window is None:
             window = self._windows[version] = []
-            asyncio.get_running_loop().call_soon(self._turn, version, 1)
+            # Four turns of the event loop: with fewer, chunks from a near store are read at seven
+            # eighths of the rate.
+            soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+            soon(soon, soon, soon, self._close, version)
         window.append(pending)
 
-    def _turn(self, version: _ObjectVersion, turn: int) -> None:
-        """Start the reads of a window after the last turn, or leave it open for more neighbours."""
-        loop = asyncio.get_running_loop()
-        if turn < _TURNS:
-            loop.call_soon(self._turn, version, turn + 1)
-            return
+    def _close(self, version: _ObjectVersion) -> None:
+        """Start the reads of a window, or leave it open for more neighbours."""
         is_alone = len(self._windows[version]) == 1 and version not in self._reads
         if not is_alone and self._has_neighbours(version):
-            loop.call_later(_WINDOW_S, self._start_reads, version)
+            asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
             return
         for pending in self._windows.pop(version):
             self._start(version, pending.chunk.byte_range, 0, [pending])
@@ -333,8 +315,6 @@ class ChunkReader:
         source = Stored(ref, span, etag)
         read = _SpanRead(source, overfetched_nbytes, chunks, self._get(source))
         read.task.add_done_callback(partial(self._end, version, read))
-        for pending in chunks:
-            pending.read = read
         self.counters.overfetched_nbytes += overfetched_nbytes
         self._reads[version].append(read)
 
@@ -357,15 +337,30 @@ class ChunkReader:
         self._reads[version].remove(read)
         if not self._reads[version]:
             del self._reads[version]
-        if not task.cancelled() and task.exception() is None and self._max_around_bytes:
-            self._remember(version, read, task.result())
-        while read.chunks:  # emptied, to break the reference cycle that holds the bytes
-            pending = read.chunks.pop()
+        failure = None if task.cancelled() else task.exception()
+        for pending in read.chunks:
             if self._pending.get(pending.chunk) is pending:
                 del self._pending[pending.chunk]
-            data = pending.settle(read)
-            if pending.is_kept and data is not None:
-                self.cache.put(pending.chunk, data)
+            if task.cancelled():
+                pending.cancel()
+            elif failure is not None:
+                pending.fail(failure)
+            else:
+                self._deliver(pending, read, task.result().data)
+        if not task.cancelled() and failure is None and self._max_around_bytes:
+            self._remember(version, read, task.result())
+
+    def _deliver(self, pending: _PendingChunk, read: _SpanRead, data: bytes) -> None:
+        """Cut the bytes of a chunk out of those that *read* brought."""
+        ref, (start, stop), version = pending.chunk
+        first = read.source.byte_range.start
+        cut = data[start - first : stop - first]
+        if len(cut) != stop - start:
+            pending.fail(lost(ref, version))
+            return
+        pending.deliver(cut)
+        if pending.is_kept:
+            self.cache.put(pending.chunk, cut)
 
     def _remember(self, version: _ObjectVersion, read: _SpanRead, found: Found) -> None:
         """Keep what *read* brought around chunks, or note that it was in this block."""
@@ -380,10 +375,13 @@ class ChunkReader:
     def _abandon(self, pending: _PendingChunk) -> None:
         """Cancel the read of a chunk without waiters, unless other chunks of its span have some."""
         del self._pending[pending.chunk]
-        if pending.read is None:
-            self._windows[pending.chunk.ref, pending.chunk.version].remove(pending)
-        elif not any(each.waiters for each in pending.read.chunks):
-            pending.read.task.cancel()
+        version = (pending.chunk.ref, pending.chunk.version)
+        window = self._windows.get(version, [])
+        if pending in window:
+            window.remove(pending)
+        for read in self._reads.get(version, ()):
+            if pending in read.chunks and not any(each.waiters for each in read.chunks):
+                read.task.cancel()
 
     async def _get(self, span: Stored) -> Found:
         """Read *span*; only a `Fixed` version, whose size is unknown, may be shorter."""
@@ -408,4 +406,4 @@ class ChunkReader:
 
 def _chunk_nbytes(chunk: Stored, data: bytes) -> int:
     """Weigh a chunk; one of a volatile bucket fits into no cache."""
-    return maxsize if chunk.ref.bucket.startswith(VOLATILE) else len(data) + OVERHEAD_NBYTES
+    return maxsize if isinstance(chunk.ref.bucket, VolatileBucket) else len(data) + OVERHEAD_NBYTES

@@ -13,8 +13,10 @@ from typing import Any, Final, cast
 
 from shardgate.concurrency import Backoff, bounded_gather
 from shardgate.errors import BusyError, DamagedError, StorageUnusableError, VersionChangedError
+from shardgate.formats.members import MemberBucket
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ObjectRef
+from shardgate.read.members import read_member
 from shardgate.read.metadata_cache import TRUSTED_S, CachedRead, ReadCache
 from shardgate.storage.contract import Stat
 
@@ -27,7 +29,7 @@ _MAX_AGE_DIFFERENCE_S: Final = 5.0
 
 
 async def consistent[T](
-    fetch: ReadCache,
+    reads: ReadCache,
     attempt: Callable[["FreshnessTracker"], Awaitable[T]],
     *,
     backoff: Backoff | None = None,
@@ -43,17 +45,17 @@ async def consistent[T](
     for number in range(_ATTEMPTS):
         if backoff is not None:
             await backoff.pause(number)
-        tracker = FreshnessTracker(fetch)
+        tracker = FreshnessTracker(reads)
         try:
             return await attempt(tracker)
         except VersionChangedError as error:
-            fetch.forget(error.ref, tracker.began_at)
+            reads.forget(error.ref, tracker.began_at)
             changed = error
         except DamagedError as error:
             if not tracker.old or number + 1 == _ATTEMPTS:
                 raise  # the reads that show it stay cached: they are young enough for others too
             for ref in (error.ref, *tracker.old):
-                fetch.forget(ref, tracker.began_at)
+                reads.forget(ref, tracker.began_at)
     if changed.is_immutable:
         raise StorageUnusableError(changed.ref, changed.reason) from changed
     reason = f"gave up after {_ATTEMPTS} attempts, each of which found it replaced"
@@ -63,10 +65,10 @@ async def consistent[T](
 class FreshnessTracker:
     """Implementation of `Fetch` that tracks the age and lifetime of all results of one look-up."""
 
-    def __init__(self, fetch: ReadCache) -> None:
-        self._fetch = fetch
-        self.began_at = fetch.clock()
-        self.generation = fetch.generation
+    def __init__(self, reads: ReadCache) -> None:
+        self._reads = reads
+        self.began_at = reads.clock()
+        self.generation = reads.generation
         self.expires_at = inf
         self.old: dict[ObjectRef, None] = {}
         """Objects whose state was older than `TRUSTED_S`."""
@@ -74,13 +76,16 @@ class FreshnessTracker:
         """Results that can change."""
         self.modified: dict[ObjectRef, int | None] = {}
         """When the objects were last modified, as far as their stores say so."""
-        self._kept: FreshnessTracker | None = None
-        """Some of the same reads, kept for the next look-ups."""
+        self.kept: FreshnessTracker | None = None
+        """Tracker of some of these reads that the next look-ups adopt; `confirm` ends it."""
 
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        cached = await self._fetch.get_or_fetch(read, allow_stale=allow_stale)
+        bucket = read.ref.bucket
+        if isinstance(bucket, MemberBucket):
+            return await read_member(bucket.members, read, self, allow_stale=allow_stale)
+        cached = await self._reads.get_or_fetch(read, allow_stale=allow_stale)
         if cached.expires_at < inf:
             self.uses[read] = cached
         elif allow_stale and cached.requested_at < self.began_at - TRUSTED_S:
@@ -135,9 +140,9 @@ class FreshnessTracker:
         """Perform *reads* again. Raises: `VersionChangedError` if one finds another version."""
         if not reads:
             return
-        if self._kept is not None:
-            self._kept.expires_at = -inf  # else the next look-up would take the old results
-        changes = await bounded_gather(self._fetch.refresh, reads)
+        if self.kept is not None:
+            self.kept.expires_at = -inf  # else the next look-up would take the old results
+        changes = await bounded_gather(self._reads.refresh, reads)
         for read, has_changed in zip(reads, changes, strict=True):
             if has_changed:
                 raise VersionChangedError(read.ref)
@@ -145,13 +150,13 @@ class FreshnessTracker:
     @property
     def is_current(self) -> bool:
         """True until a read expires, or turns out to be outdated."""
-        fetch = self._fetch
-        if fetch.clock() >= self.expires_at:
+        reads = self._reads
+        if reads.clock() >= self.expires_at:
             return False
-        if self.generation != fetch.generation:
-            if not all(fetch.holds(read, use) for read, use in self.uses.items()):
+        if self.generation != reads.generation:
+            if not all(reads.holds(read, use) for read, use in self.uses.items()):
                 return False
-            self.generation = fetch.generation
+            self.generation = reads.generation
         return True
 
     @property
@@ -161,14 +166,16 @@ class FreshnessTracker:
 
     def copy(self) -> "FreshnessTracker":
         """Return a tracker of the same reads, for `adopt`."""
-        copied = self._kept = FreshnessTracker(self._fetch)
-        copied.generation, copied.expires_at = self.generation, self.expires_at
-        copied.uses, copied.modified = dict(self.uses), dict(self.modified)
+        copied = FreshnessTracker(self._reads)
+        copied.generation = self.generation
+        copied.expires_at = self.expires_at
+        copied.uses = dict(self.uses)
+        copied.modified = dict(self.modified)
         return copied
 
     def adopt(self, earlier: "FreshnessTracker") -> None:
         """Track all reads of an *earlier* look-up too."""
-        self._kept = earlier
+        self.kept = earlier
         self.expires_at = min(self.expires_at, earlier.expires_at)
         self.modified |= earlier.modified
         self.uses |= earlier.uses

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError
+from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError, ReadOnlyError
 from shardgate.formats.contract import (
     Document,
     Format,
@@ -17,21 +17,25 @@ from shardgate.formats.contract import (
 )
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
-from shardgate.formats.members import MemberFormat, MemberLayout
+from shardgate.formats.members import MemberFormat, Members
 from shardgate.formats.reading import Fetch, Opaque, Read
-from shardgate.model import MISSING, VOLATILE, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from shardgate.model import (
+    MISSING,
+    ByteRange,
+    Location,
+    ObjectRef,
+    VirtualKey,
+    VolatileBucket,
+    Whole,
+)
 from shardgate.read.consistency import FreshnessTracker
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, ReadCache
-from shardgate.read.nesting import MemberFolder, MemberReader, NestedLayout
 
 LIKE_A_CHUNK: Final = re.compile(r"(?:^|/)(?:c|c?\.?-?[0-9][0-9._:-]*(?:index)?)$", re.ASCII)
 """Ends of keys that may name chunks: ``c/0/1``, ``c.0.1``, ``0-64_0-64_-8-0``, ``7.index``."""
 _ZARR2_KEY: Final = re.compile(r"(?:^|/)([0-9]+(?:[./][0-9]+)*)$", re.ASCII)
 MAX_DEPTH: Final = 32
 """Directories searched for containers on the way to a key; each costs a read of every marker."""
-
-_MAX_LIKELY: Final = 8
-"""Directories whose markers are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,16 @@ class MissingArray(PassThrough):
         return Stray(self.directory.join(key))
 
 
+@dataclass(frozen=True, slots=True)
+class MemberFolder(StoredObjects):
+    """Layout of a folder in an archive without containers on the way to it."""
+
+    def encloses(self, key: VirtualKey) -> bool:
+        return "/" not in key
+
+
 type Prefetch = Callable[[Read[Any]], None]
 """Starts a read whose result is likely to be asked for."""
-
-
 type CheckAbsence = Callable[[ObjectRef], Awaitable[None]]
 """Raises `StorageError` for a root that has to exist."""
 
@@ -78,6 +88,13 @@ class Container(NamedTuple):
     """The key within the container."""
     outer: Sequence[tuple[Layout, int]] = ()
     """Containers around it, none of which encloses the key, and where their keys begin in it."""
+    members: Members | None = None
+    """The members that it lies among, if the key leads into an archive."""
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing in it can ever be written."""
+        return self.members is not None or self.layout.is_read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,62 +134,80 @@ class Containers:
         """Return whether a folder on the way to *key* is named like an archive."""
         return any(map(self.is_archive, key.split("/")[:-1]))
 
-    def within(self, outer: MemberLayout) -> "MemberContainers":
-        """Return those among the members of *outer*: no repositories, whose references lead to
-        whole objects.
-        """
-        formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
-        return MemberContainers(formats, outer=outer)
+    @property
+    def inside_archives(self) -> "Containers":
+        """The containers among members: no repositories, whose references lead to whole objects."""
+        return Containers([fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)])
 
-    async def search(
+    async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
     ) -> Container:
         """Return the container of *key*, and those around it.
 
         *prefetch* is called with reads of markers that are likely to follow.
         """
-        if (claimed := await self.claimed(root, key, fetch)) is not None:
+        claimed = await self.open_claimed(root, key, fetch)
+        if claimed is not None:
             return claimed
-        if (archive := await self.archive_of(root, key, fetch)) is not None:
-            outer, start = archive
-            name = VirtualKey(key[start:])
-            return await self.within(outer).search(outer.directory, name, fetch)
-        container, fault = await self._search(root, key, fetch, prefetch)
-        found, rest, _ = container
-        is_like_a_chunk = not found.encloses(rest) and LIKE_A_CHUNK.search(key)
+        archive = await self.find_archive(root, key, fetch)
+        if archive is None:
+            return await self._find_nearest(root, key, fetch, prefetch)
+        members, start = archive
+        name = VirtualKey(key[start:])
+        found = await self.inside_archives.find(members.root, name, fetch)
+        if type(found.layout) is PassThrough:
+            folder, _, rest = name.rpartition("/")
+            found = Container(MemberFolder(members.root.join(folder)), VirtualKey(rest))
+        return found._replace(members=members)
+
+    async def _find_nearest(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch
+    ) -> Container:
+        """Return the nearest container. Raises: the fault of metadata that *key* depends on."""
+        container, fault = await self._descend(root, key, fetch, prefetch)
+        layout = container.layout
+        is_like_a_chunk = not layout.encloses(container.rest) and LIKE_A_CHUNK.search(key)
         # Faults of an archive at the root have its name, which is that of the empty key too.
         if key and not isinstance(fault, NotAllowedError | None) and fault.ref == root.join(key):
             raise fault
         if isinstance(fault, MetadataMissingError):
             if is_like_a_chunk:
                 raise fault
-        elif is_like_a_chunk and (fault or await self._is_stray(root, key, found, fetch)):
+        elif is_like_a_chunk and (fault or await self._is_stray(root, key, layout, fetch)):
             return Container(MissingArray(root, fault=fault), key)
         return container
 
-    async def _search(
+    async def _descend(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch
     ) -> tuple[Container, MetadataMissingError | DamagedError | NotAllowedError | None]:
+        """Open the containers on the way to *key*, down to one that encloses it; return the last
+        one, and the fault of metadata below it.
+        """
         found = self.passthrough(root)
         formats: Sequence[Format] = self.formats
         rest = key
         fault: MetadataMissingError | DamagedError | NotAllowedError | None = None
         is_total = False
         outer: list[tuple[Layout, int]] = []
-        directory, start = root, 0
+        directory = root
+        start = 0
         for _ in range(MAX_DEPTH):
             nests = bool(outer) or self.format == "zarr"
             for read in _likely_markers(formats, root, key, start, nests=nests):
                 prefetch(read)
             try:
-                opened, damage = await self._open(directory, fetch)
+                opened, damage = await self._try_formats(directory, fetch)
             except MetadataMissingError as error:
                 if self.translator(error.ref) is None:
                     raise
-                opened, damage, fault, is_total = None, None, error, False
+                opened = damage = None
+                fault = error
+                is_total = False
             if opened is not None:
                 fmt, found = opened
-                formats, rest, is_total = (fmt,), VirtualKey(key[start:]), False
+                formats = (fmt,)
+                rest = VirtualKey(key[start:])
+                is_total = False
                 fault = damage and damage[1]
                 outer.append((found, start))
             elif damage is not None:
@@ -192,16 +227,14 @@ class Containers:
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
-        if (archive := await self._open_archive(directory, fetch)) is not None:
-            return archive
-        opened, damage = await self._open(directory, fetch)
+        opened, damage = await self._try_formats(directory, fetch)
         if opened is not None:
             return opened[1]
         if damage is not None:
             raise damage[1]
         return None
 
-    async def _open(
+    async def _try_formats(
         self, directory: ObjectRef, fetch: Fetch
     ) -> tuple[tuple[Format, Layout] | None, tuple[Format, DamagedError | NotAllowedError] | None]:
         """Open *directory* by the first format that can, and return the damage that another met, or
@@ -216,34 +249,37 @@ class Containers:
                 damage = damage or (fmt, damaged)
         return None, damage
 
-    async def archive_of(
+    async def find_archive(
         self, root: ObjectRef, key: str, fetch: Fetch
-    ) -> tuple[MemberLayout, int] | None:
+    ) -> tuple[Members, int] | None:
         """Open the first object on the way to *key* that is a container by itself, if there is one;
         return where the names of its members begin in *key*. Raises: `DamagedError`.
         """
         start = 0
         for _ in range(MAX_DEPTH if self.archives else 0):
-            layout = await self._open_archive(root.join(key[:start].rstrip("/")), fetch)
-            if layout is not None:
-                return layout, start
+            members = await self.open_archive(root.join(key[:start].rstrip("/")), fetch)
+            if members is not None:
+                return members, start
             if not (start := key.find("/", start) + 1):
                 break
         return None
 
-    async def _open_archive(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
+    async def open_archive(self, ref: ObjectRef, fetch: Fetch) -> Members | None:
+        """Open *ref* if it is a container of members. Raises: `DamagedError`."""
         for fmt in self.archives:
-            if (layout := await fmt.open(directory, fetch)) is not None:
-                return layout
+            if (members := await fmt.open(ref, fetch)) is not None:
+                return members
         if self.check_absence is not None:
-            await self.check_absence(directory)
+            await self.check_absence(ref)
         return None
 
     def passthrough(self, root: ObjectRef) -> Layout:
         """Return the layout of the keys outside of all containers below *root*."""
         return PassThrough(root, is_everything=not self.formats)
 
-    async def claimed(self, root: ObjectRef, key: VirtualKey, fetch: Fetch) -> Container | None:
+    async def open_claimed(
+        self, root: ObjectRef, key: VirtualKey, fetch: Fetch
+    ) -> Container | None:
         """Open the container that the spelling of *key* names (``@branch.main``), if any."""
         for fmt in self.formats:
             if (start := fmt.claim(key)) is not None:
@@ -252,7 +288,7 @@ class Containers:
                     return Container(layout, VirtualKey(key[start:]))
         return None
 
-    def claim(self, key: VirtualKey) -> int | None:
+    def find_claim(self, key: VirtualKey) -> int | None:
         """Return where the first claim of a format on *key* begins; see `Format.claim`."""
         return next((at for fmt in self.formats if (at := fmt.claim(key)) is not None), None)
 
@@ -277,35 +313,12 @@ class Containers:
         start = coords.start(1) if coords else 0
         for _ in range(MAX_DEPTH if coords else 0):
             marker = root.join(key[:start].rstrip("/")).join(".zarray")
-            if await fetch(Read("metadata", marker, ByteRange(0, 1), Opaque)) is not None:
+            read = Read("metadata", marker, ByteRange(0, 1), Opaque, is_marker=True)
+            if await fetch(read) is not None:
                 return False
             if not (start := key.find("/", start) + 1):
                 break
         return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberContainers(Containers):
-    """Opens containers among the members of *outer*, and reads them there."""
-
-    outer: MemberLayout
-
-    async def search(
-        self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
-    ) -> Container:
-        search = Containers(self.formats).search
-        layout, rest, _ = await search(root, key, MemberReader(self.outer, fetch), prefetch)
-        if type(layout) is PassThrough:
-            folder, _, name = key.rpartition("/")
-            layout, rest = MemberFolder(root.join(folder)), VirtualKey(name)
-        return Container(NestedLayout(self.outer, layout), rest)
-
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
-        layout = await Containers(self.formats).open(directory, MemberReader(self.outer, fetch))
-        return None if layout is None else NestedLayout(self.outer, layout)
-
-    def passthrough(self, root: ObjectRef) -> Layout:
-        return NestedLayout(self.outer, PassThrough(root))
 
 
 def _likely_markers(
@@ -320,7 +333,8 @@ def _likely_markers(
     last = f"/{key}".rfind("/c/", start)
     if last < 0:
         last = key.rfind("/") + 1
-    for _ in range(_MAX_LIKELY if nests else 1):
+    # Each directory costs a read of every marker, and all are read at once.
+    for _ in range(8 if nests else 1):
         directory = root.join(key[: max(0, start - 1)])
         for fmt in formats:
             yield from fmt.markers(directory)
@@ -356,36 +370,41 @@ class _Route(NamedTuple):
 
 
 class Routes:
-    """Finds containers of keys; remembers them by dataset and directory in the cache of *fetch*.
+    """Finds containers of keys; remembers them by dataset and directory in the cache of *reads*.
 
     A route is good until one of the reads that led to it expires, or turns out to be outdated. It
     leads only to a container that encloses the key, and to no folder around an archive of the key.
     """
 
-    def __init__(self, fetch: ReadCache) -> None:
-        self._fetch = fetch
+    def __init__(self, reads: ReadCache) -> None:
+        self._reads = reads
 
     async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
         """Return the container of *key*: *tracker* adopts the reads of a route, or searches."""
+        containers = dataset.containers
         for name in _names(dataset, key):
-            route: _Route | None = self._fetch.cache.get(name)
+            route: _Route | None = self._reads.cache.get(name)
             if route is None or not route.tracker.is_current:
                 continue
-            layout, _, outer = route.container
+            layout, _, outer, members = route.container
             rest = VirtualKey(key[len(name[2]) :])
             around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
-            is_hiding = "." in rest and _hides_archive(dataset, layout, rest)
+            # Of several archives on the way to a key the first one has it.
+            is_hiding = members is None and "." in rest and containers.may_enter_archive(rest)
             if layout.encloses(rest) and not around and not is_hiding:
                 tracker.adopt(route.tracker)
-                return Container(layout, rest)
+                return Container(layout, rest, members=members)
         return await self._search(dataset, key, tracker)
 
     async def target(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Target:
         """Return where *key* is written; see `Layout.target`."""
-        containers, ref = dataset.containers, dataset.root.join(key)
+        containers = dataset.containers
+        ref = dataset.root.join(key)
         try:
-            layout, rest, _ = await self.find(dataset, key, tracker)
-            target = await layout.target(rest, tracker)
+            container = await self.find(dataset, key, tracker)
+            if container.members is not None:
+                raise ReadOnlyError(f"{container.members.ref}: what lies in it is read only")
+            target = await container.layout.target(container.rest, tracker)
         except (MetadataMissingError, DamagedError) as error:
             if error.ref != ref or containers.translator(ref) is None:
                 raise
@@ -397,20 +416,15 @@ class Routes:
     async def _search(
         self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker
     ) -> Container:
-        search = dataset.containers.search
-        found = await search(dataset.root, key, tracker, self._fetch.prefetch)
+        find = dataset.containers.find
+        found = await find(dataset.root, key, tracker, self._reads.prefetch)
         if found.layout.encloses(found.rest) and tracker.is_current:
             directory = key[: len(key) - len(found.rest)]
             for name in _names(dataset, key):
                 if name[2] == directory:
-                    self._fetch.cache.put(name, _Route(found, tracker.copy()))
+                    tracker.kept = tracker.copy()
+                    self._reads.cache.put(name, _Route(found, tracker.kept))
         return found
-
-
-def _hides_archive(dataset: Dataset, layout: Layout, rest: str) -> bool:
-    """Return whether *rest* may lead into an archive: the first one on the way has the key."""
-    may_enter = dataset.containers.may_enter_archive(rest)
-    return may_enter and not isinstance(layout, MemberLayout | NestedLayout)
 
 
 def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:
@@ -418,9 +432,9 @@ def _names(dataset: Dataset, key: VirtualKey) -> Iterator[_Name]:
 
     There are none to a volatile bucket, whose state expires at once.
     """
-    if dataset.root.bucket.startswith(VOLATILE):
+    if isinstance(dataset.root.bucket, VolatileBucket):
         return
-    claim = dataset.containers.claim(key) if "@" in key else None
+    claim = dataset.containers.find_claim(key) if "@" in key else None
     if claim is not None:
         yield dataset.name, True, key[:claim]
         return

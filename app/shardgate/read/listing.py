@@ -1,14 +1,13 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from shardgate.formats.listing import (
     Wanted,
     Window,
 )
-from shardgate.formats.members import MemberLayout
+from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
@@ -42,41 +41,21 @@ from shardgate.model import (
     Stored,
     VirtualKey,
     Whole,
+    is_key,
     join_path,
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.nesting import UNREADABLE, MemberReader, NestedLayout, time_of_members
+from shardgate.read.members import UNREADABLE, list_members, resolve
 from shardgate.storage.contract import Listed, ObjectReader
 
-_MAX_EXAMINED: Final = 10_000
-"""Keys examined for a page beyond its limit: shards may hold few of the chunks they could."""
-_BATCH: Final = 128
+# After so many missing keys in a row those that exist are taken from all indexes of a collection,
+# if it has few enough shards and chunks; other collections are examined cell by cell.
 _SPARSE: Final = 64
-"""Keys missing in a row after which those that exist are taken from all indexes of a collection,"""
 _MAX_SHARDS: Final = 16_384
-"""if it has up to so many shards,"""
 _MAX_CHUNKS: Final = 2**20
-"""these up to so many chunks,"""
-_READING_S: Final = 10
-"""others are examined cell by cell. A page ends after reading indexes for so long: they stay in the
-cache, so that the next page gets further.
-"""
-_INDEXES: Final = 64
 _INDEXES_NBYTES: Final = 64 * 1024**2
-_LOCATED_AT_ONCE: Final = 64
-"""Neighbours share an index, which is read once for all that wait for it."""
-_MAX_KEY_NBYTES: Final = 1024
-_INVALID_KEY: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
-
-
-class ListsObjects(Protocol):
-    """Lists objects below a prefix; see `ObjectReader.list`."""
-
-    def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
-        """Yield objects and common prefixes in the order of their keys."""
+_READING_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +66,25 @@ class Root:
     store: ObjectReader
     containers: Containers
     fetch: Fetch
-    members: ListsObjects | None = None
-    """Lists the members, if the root is among those of a container."""
 
-    @property
-    def listing(self) -> ListsObjects:
-        return self.members or self.store
+    def within(self, members: Members) -> "Root":
+        """Return the root of *members*, the container of which lies below this one."""
+        return Root(members.root, self.store, self.containers.inside_archives, self.fetch)
 
-    def key_of(self, ref: ObjectRef) -> str:
-        return ref.key.removeprefix(self.ref.prefix.key)
-
-
-async def enter(root: Root, path: str) -> tuple[Root, int]:
-    """Return the root of the archive that *path* leads into, and the length of the part of *path*
-    that names the archive; *root* and 0 if there is none. Folders in *path* end in a slash.
-    """
-    archive = await root.containers.archive_of(root.ref, path, root.fetch)
-    return (root, 0) if archive is None else (_within(root, archive[0]), archive[1])
-
-
-def _within(root: Root, layout: MemberLayout) -> Root:
-    containers, members = root.containers.within(layout), MemberReader(layout, root.fetch)
-    return Root(layout.directory, root.store, containers, root.fetch, members)
+    def list(
+        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
+    ) -> AsyncIterator[Listed]:
+        """List objects, or members; see `ObjectReader.list`."""
+        if (members := members_of(prefix)) is not None:
+            return list_members(members, prefix, self.fetch, delimiter=delimiter, after=after)
+        return self.store.list(prefix, delimiter=delimiter, after=after)
 
 
 class OpenedContainer(NamedTuple):
     """A container, or the error that prevents opening it."""
 
     path: str
-    found: Layout | Exception
+    found: Layout | Members | Exception
     listing: Listing
 
 
@@ -129,36 +98,41 @@ class Visited(NamedTuple):
 
 async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     """Open every container below *root*, parents first, by listing or by the metadata's names.
-
     Below a damaged one directories of chunks are passed over.
     """
-    paths, opened = [("", False)], 0
+    paths = [("", False)]
+    count = 0
     while paths:
-        await yield_to_loop(opened := opened + 1)  # metadata of members need no reads
+        count += 1
+        await yield_to_loop(count)  # metadata of members need no reads
         path, is_doubtful = paths.pop()
-        layout = None
-        listing = partial(list_names, root.listing, root.ref.join(path))
-        try:
-            layout = await root.containers.open(root.ref.join(path), root.fetch)
-        except UNREADABLE as error:
-            if root.members is None and not isinstance(error, DamagedError):
-                raise  # the store refuses, and not the source of one member
-            is_doubtful = True
-            yield OpenedContainer(path, error, listing)
-        else:
-            if isinstance(layout, MemberLayout):
-                yield OpenedContainer(path, layout, listing)
-                async for found in find_containers(_within(root, layout)):
-                    yield found._replace(path=join_path(path, found.path))
-                continue
-            if layout is not None:
-                is_doubtful = False
-                yield OpenedContainer(path, layout, listing)
-            elif is_doubtful and LIKE_A_CHUNK.search(path):
-                continue
+        directory = root.ref.join(path)
+        found = await _try_open(root, directory)
+        if found is not None:
+            yield OpenedContainer(path, found, partial(list_names, root, directory))
+        if isinstance(found, Members):
+            async for each in find_containers(root.within(found)):
+                yield each._replace(path=join_path(path, each.path))
+            continue
+        if found is None and is_doubtful and LIKE_A_CHUNK.search(path):
+            continue
+        is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
+        layout = None if isinstance(found, Exception) else found
         if layout is None or not layout.encloses(VirtualKey("")):
             names = await _directories(root, path, layout, is_needed=not path and not is_doubtful)
             paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
+
+
+async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:
+    """Open *directory*, or return the error that prevents it. Raises: `StorageError`."""
+    containers = root.containers
+    try:
+        members = await containers.open_archive(directory, root.fetch)
+        return members or await containers.open(directory, root.fetch)
+    except UNREADABLE as error:
+        if members_of(root.ref) is None and not isinstance(error, DamagedError):
+            raise  # the store refuses, and not the source of one member
+        return error
 
 
 async def explain_emptiness(root: Root) -> str:
@@ -201,7 +175,7 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
 
 
 async def list_names(
-    store: ListsObjects, container: ObjectRef, prefix: str, *, delimiter: str = ""
+    store: Root | ObjectReader, container: ObjectRef, prefix: str, *, delimiter: str = ""
 ) -> AsyncGenerator[str]:
     """Yield the names below *prefix*, relative to *container*; see `Listing`."""
     start = container.prefix
@@ -216,12 +190,13 @@ async def _directories(
     """Return the directories right below *path*, or the containers that its metadata name. A
     listing *is_needed* unless something is known already.
     """
-    directory, containers = root.ref.join(path).prefix, root.containers
+    directory = root.ref.join(path).prefix
+    containers = root.containers
     markers = {directory.join(name) for name in containers.marker_names}
     names: list[str] = []
     try:
         with suppress(DamagedError):  # of a set, which tells it with its collections
-            async for listed in root.listing.list(directory, delimiter="/"):
+            async for listed in root.list(directory, delimiter="/"):
                 is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
                 if listed.size is None or is_archive:
                     names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
@@ -245,28 +220,41 @@ class FoundKey(NamedTuple):
 
     key: str
     found: Location | Listed | None
-    """Location, or stored object; `None` for a common prefix and what is still to be located."""
+    """Location, or stored object; `None` for a common prefix, or where *layout* tells."""
     layout: Layout | None = None
     """Locates the key, which it knows as *inside*, if set."""
     inside: VirtualKey = VirtualKey("")
+    modified_s: float | None = None
+    """Time of the archive, of a key in one that is no member."""
 
 
 type Stream = AsyncIterator[FoundKey | Streams]
 """Keys in order, and streams in place of the keys that they yield."""
 type Streams = Sequence[Stream]
+type _Place = Location | Listed | None
 
 
 @dataclass(frozen=True, slots=True)
-class _ListedFolder:
+class _Folder:
+    root: Root
+    """The root of the tree, or that of an archive in it."""
+    lead: str
+    """The key of that root: empty, or with a final slash, as that of the folder."""
     path: str
     layout: Layout
     inside: str
+    """The key of the folder in its container."""
     depth: int = 0
 
+    def ref_of(self, key: str) -> ObjectRef:
+        return self.root.ref.join(key[len(self.lead) :].rstrip("/"))
+
+    def name(self, key: str) -> VirtualKey:
+        return VirtualKey(self.inside + key.removeprefix(self.path))
+
     def shows(self, rules: ListingRules, key: str) -> bool:
-        if _INVALID_KEY.search(key) or len(key.encode(errors="replace")) > _MAX_KEY_NBYTES:
-            return False
-        return rules.shows is not None and rules.shows(key.removeprefix(self.path))
+        shows = rules.shows
+        return is_key(key) and shows is not None and shows(key.removeprefix(self.path))
 
 
 @dataclass(slots=True)
@@ -287,51 +275,50 @@ class Tree:
         With a delimiter, folders below the prefix become common prefixes, unless the walk begins
         inside of one; keys in that are for the caller to fold.
         """
-        root, prefix = self.root, self.window.prefix
-        members, start = await enter(root, prefix)
-        if members is not root:
-            async for found in self._within(members, prefix[:start]):
-                yield found
-            return
-        claimed = await root.containers.claimed(root.ref, VirtualKey(prefix), root.fetch)
-        if claimed is not None:
-            layout, rest, _ = claimed
-            folder = _ListedFolder(prefix.removesuffix(rest), layout, "")
+        root = self.root
+        prefix = self.window.prefix
+        lead = ""
+        archive = await root.containers.find_archive(root.ref, prefix, root.fetch)
+        if archive is not None:
+            members, start = archive
+            root = root.within(members)
+            lead = prefix[:start]
+        key = VirtualKey(prefix[len(lead) :])
+        claimed = await root.containers.open_claimed(root.ref, key, root.fetch)
+        if claimed is None:
+            folder = await self._top(root, lead)
         else:
-            layout = await self._open(root.ref) or root.containers.passthrough(root.ref)
-            folder = _ListedFolder("", layout, "")
+            folder = _Folder(root, lead, prefix.removesuffix(claimed.rest), claimed.layout, "")
         async for found in _merge(await self._streams(folder)):
             yield found
 
-    async def _within(self, members: Root, lead: str) -> AsyncGenerator[FoundKey]:
-        """Walk the keys of *members*, which all begin with *lead*."""
-        tree = Tree(members, self.window.below(lead))
-        async for found in tree.walk():
-            self.is_late = tree.is_late
-            yield found._replace(key=lead + found.key)
-            tree.window, tree.misses = self.window.below(lead), self.misses
+    async def _top(self, root: Root, lead: str) -> _Folder:
+        """Return the folder that is *root*."""
+        layout = await _if_sound(root.containers.open(root.ref, root.fetch))
+        return _Folder(root, lead, lead, layout or root.containers.passthrough(root.ref), "")
 
-    async def _streams(self, directory: _ListedFolder) -> Streams:
-        """Return the streams of the keys in *directory*, those of its stored objects last."""
-        inside = VirtualKey(directory.inside)
-        rules = await directory.layout.listing_rules(inside, self.root.fetch)
-        streams: list[Stream] = [self._virtual(directory, walk) for walk in rules.walks]
+    async def _streams(self, folder: _Folder) -> Streams:
+        """Return the streams of the keys in *folder*, those of its stored objects last."""
+        rules = await folder.layout.listing_rules(VirtualKey(folder.inside), folder.root.fetch)
+        streams: list[Stream] = [self._virtual(folder, walk) for walk in rules.walks]
         if rules.shows is not None:
-            streams.append(self._stored(directory, rules))
+            streams.append(self._stored(folder, rules))
         return streams
 
-    async def _virtual(self, directory: _ListedFolder, walk: Walk) -> AsyncGenerator[FoundKey]:
-        lead, layout = directory.path.removesuffix(directory.inside), directory.layout
-        container = self.root.ref.join(lead.rstrip("/"))
-        objects = partial(list_names, self.root.listing, container)
+    async def _virtual(self, folder: _Folder, walk: Walk) -> AsyncGenerator[FoundKey]:
+        root = folder.root
+        path = folder.path.removesuffix(folder.inside)  # of the container
+        objects = partial(list_names, root, folder.ref_of(path))
         names = partial(objects, delimiter="/")
-        io = ListingIO(names, objects, self.root.fetch, run_in_thread, bounded_gather)
-        async for found in self._chunks(walk, lambda: self.window.below(lead), io):
+        io = ListingIO(names, objects, root.fetch, run_in_thread, bounded_gather)
+        members = members_of(root.ref)
+        modified_s = None if members is None else members.modified_s
+        async for found in self._chunks(walk, lambda: self.window.below(path), io):
             if isinstance(found, Item):
-                yield FoundKey(lead + found.key, found.location)
+                yield FoundKey(path + found.key, found.location)
             else:
-                yield FoundKey(lead + found, None, layout, VirtualKey(found))
-            if not self.window.meets(directory.path):
+                yield FoundKey(path + found, None, folder.layout, VirtualKey(found), modified_s)
+            if not self.window.meets(folder.path):
                 return
 
     async def _chunks(
@@ -357,7 +344,7 @@ class Tree:
         """Return the cells of all chunks in stored shards, in the order of their keys; `None` where
         they are too many, reading takes too long, or an index is too large or damaged.
         """
-        if not (at_once := min(_INDEXES, _INDEXES_NBYTES // walk.index_nbytes)):
+        if not (at_once := min(64, _INDEXES_NBYTES // walk.index_nbytes)):
             return None
         shards: list[AsyncIterator[Rows]] = []
         found: list[Rows] = [np.empty((0, len(walk.grid.axes)), np.uint64)]
@@ -371,6 +358,7 @@ class Tree:
                 await asyncio.sleep(0)  # most are in the cache, and many are read at once
 
         try:
+            # They stay in the cache, so that the next page gets further.
             async with asyncio.timeout(_READING_S):
                 async for shard in walk.stored(io):
                     shards.append(shard)
@@ -388,67 +376,70 @@ class Tree:
         return await asyncio.to_thread(lambda: walk.grid.sort(np.concatenate(found)))
 
     async def _stored(
-        self, directory: _ListedFolder, rules: ListingRules
+        self, folder: _Folder, rules: ListingRules
     ) -> AsyncGenerator[FoundKey | Streams]:
-        path, (prefix, after, delimiter) = directory.path, self.window
+        path = folder.path
+        prefix, after, delimiter = self.window
         if (child := _child(path, prefix)) is not None:
-            yield await self._enter(directory, rules, child)
+            yield await self._enter(folder, rules, child)
             return
         if (child := _child(path, after)) is not None:
-            yield await self._enter(directory, rules, child)
+            yield await self._enter(folder, rules, child)
             after = child + LAST
         is_folded = bool(delimiter) and prefix.startswith(path)
-        is_deepest = rules.is_uniform and directory.depth + 1 >= MAX_DEPTH
-        bucket, start = self.root.ref.prefix
-        async for listed in self.root.listing.list(
-            ObjectRef(bucket, start + max(path, prefix)),
+        is_deepest = rules.is_uniform and folder.depth + 1 >= MAX_DEPTH
+        bucket, start = folder.root.ref.prefix
+        # The store knows keys without that of an archive.
+        after = Window("", after).below(folder.lead).after
+        async for listed in folder.root.list(
+            ObjectRef(bucket, start + max(path, prefix)[len(folder.lead) :]),
             delimiter="" if (rules.is_plain or is_deepest) and not is_folded else "/",
             after=start + after if after else "",
         ):
-            key = listed.ref.key.removeprefix(start)
+            key = folder.lead + listed.ref.key.removeprefix(start)
             if listed.size is None and not is_folded:
-                yield await self._enter(directory, rules, key)
-            elif (shown := _show(directory, rules, key, listed)) is not None:
+                yield await self._enter(folder, rules, key)
+            elif (shown := _show(folder, rules, key, listed)) is not None:
                 yield shown
             if not self.window.meets(path):
                 return
 
-    async def _enter(self, directory: _ListedFolder, rules: ListingRules, key: str) -> Streams:
-        """Return the streams of the keys in the folder *key* of *directory*."""
-        if not self.window.meets(key) or not directory.shows(rules, key):
+    async def _enter(self, folder: _Folder, rules: ListingRules, key: str) -> Streams:
+        """Return the streams of the keys in *key*, a folder in *folder*."""
+        if not self.window.meets(key) or not folder.shows(rules, key):
             return ()
-        inside = directory.inside + key.removeprefix(directory.path)
-        below = _ListedFolder(key, directory.layout, inside, directory.depth + 1)
-        if below.depth < MAX_DEPTH and not below.layout.encloses(VirtualKey(inside)):
-            ref = self.root.ref.join(key.removesuffix("/"))
-            if isinstance(layout := await self._open(ref), MemberLayout):
-                if self.root.containers.is_archive(ref.key):
+        root = folder.root
+        inside = folder.name(key)
+        below = replace(folder, path=key, inside=inside, depth=folder.depth + 1)
+        if below.depth < MAX_DEPTH and not below.layout.encloses(inside):
+            ref = folder.ref_of(key)
+            members = await _if_sound(root.containers.open_archive(ref, root.fetch))
+            if members is not None:
+                if root.containers.is_archive(ref.key):
                     return ()  # from above it is one object
-                return [self._within(_within(self.root, layout), key)]
+                return await self._streams(await self._top(root.within(members), key))
+            layout = await _if_sound(root.containers.open(ref, root.fetch))
             if layout is not None:
-                below = _ListedFolder(key, layout, "", below.depth)
+                below = replace(below, layout=layout, inside="")
         return await self._streams(below)
 
-    async def _open(self, directory: ObjectRef) -> Layout | None:
-        """Open a container; the objects of a damaged one are listed as they are stored."""
-        try:
-            return await self.root.containers.open(directory, self.root.fetch)
-        except (DamagedError, NotAllowedError):
-            return None
+
+async def _if_sound[T](opening: Awaitable[T | None]) -> T | None:
+    """Await a container; the objects of a damaged one are listed as they are stored."""
+    with suppress(DamagedError, NotAllowedError):
+        return await opening
+    return None
 
 
-def _show(
-    directory: _ListedFolder, rules: ListingRules, key: str, listed: Listed
-) -> FoundKey | None:
-    is_shown = directory.shows(rules, key)
+def _show(folder: _Folder, rules: ListingRules, key: str, listed: Listed) -> FoundKey | None:
+    is_shown = folder.shows(rules, key)
     if listed.size is None:
         return FoundKey(key, None) if is_shown else None
     if key.endswith("/") or not is_shown:
         return FoundKey(key, MISSING)
     if rules.is_plain:
         return FoundKey(key, listed)
-    inside = VirtualKey(directory.inside + key.removeprefix(directory.path))
-    return FoundKey(key, listed, directory.layout, inside)
+    return FoundKey(key, listed, folder.layout, folder.name(key))
 
 
 @dataclass(slots=True, eq=False)
@@ -494,9 +485,6 @@ def _child(path: str, key: str) -> str | None:
     return None if slash < 0 else key[: slash + 1]
 
 
-type _Place = Location | Listed | None
-
-
 class ListedKey(NamedTuple):
     """A key of a page, or a common prefix."""
 
@@ -533,21 +521,27 @@ async def list_page(
     if window.fold(window.after) == window.after:
         window = window._replace(after=window.after + LAST)
     entries: list[ListedKey] = []
-    tree, examined, most, last = Tree(root, window), 0, limit + _MAX_EXAMINED, None
+    tree = Tree(root, window)
+    examined = 0
+    most = limit + 10_000  # shards may hold few of the chunks they could
+    last = None
     async with aclosing(_locate_all(tree, entries, limit)) as located:
         async for found, place in located:
             # Keys below a common prefix, and keys that come twice, are not wanted again.
-            window, key = tree.window, found.key
+            window = tree.window
+            key = found.key
             if not (window.meets(key) if place is None else window.admits(key)):
                 continue
             if len(entries) == limit or examined >= (1 if tree.is_late else most):
                 return Page(entries, last)
             folded = key if place is None else window.fold(key)
-            examined, last, after = examined + 1, key, key
+            examined += 1
+            last = after = key
             tree.misses = tree.misses + 1 if isinstance(place, Missing) else 0
             if folded is not None and not isinstance(place, Missing):
                 entries.append(ListedKey(folded, None, None))
-                last, after = folded, folded + LAST
+                last = folded
+                after = folded + LAST
             elif place is not None and not isinstance(place, Missing):
                 entries.append(_entry(found, place, modified_s))
             tree.window = window._replace(after=after)
@@ -558,26 +552,26 @@ async def _locate_all(
     tree: Tree, entries: Sequence[ListedKey], limit: int
 ) -> AsyncGenerator[tuple[FoundKey, _Place]]:
     """Locate the keys in *tree*; while a batch adds nothing to *entries*, the next is larger."""
+    fetch = tree.root.fetch
 
     async def locate(each: FoundKey) -> _Place:
-        _, found, layout, inside = each
-        if layout is None:
-            return found
-        look_up = layout.locate_listed if isinstance(layout, NestedLayout) else layout.locate
-        place = await look_up(inside, tree.root.fetch)
-        if isinstance(place, Whole):  # served unchanged: it is as it was listed
-            return found if isinstance(found, Listed) else MISSING
-        return place
+        place: _Place = each.found
+        if each.layout is not None:
+            place = await each.layout.locate(each.inside, fetch)
+            if isinstance(place, Whole):  # served unchanged: it is as it was listed
+                return each.found if isinstance(each.found, Listed) else MISSING
+        return place if isinstance(place, Listed | None) else await resolve(place, fetch)
 
     size = 0
     async with aclosing(tree.walk()) as walk:
         while True:
             # Of folded keys the first may be enough.
             fewest = 1 if tree.window.delimiter else limit - len(entries) + 1
-            if not (batch := await take(walk, min(_BATCH, max(fewest, size)))):
+            if not (batch := await take(walk, min(128, max(fewest, size)))):
                 return
             before = len(entries)
-            places = await bounded_gather(locate, batch, limit=_LOCATED_AT_ONCE)
+            # Neighbours share an index, which is read once for all that wait for it.
+            places = await bounded_gather(locate, batch, limit=64)
             for each in zip(batch, places, strict=True):
                 yield each
             size = 2 * len(batch) if len(entries) == before else 0
@@ -586,7 +580,7 @@ async def _locate_all(
 def _entry(
     found: FoundKey, place: Location | Listed, object_modified_s: Callable[[ObjectRef], int | None]
 ) -> ListedKey:
-    modified_s = found.found.modified_s if isinstance(found.found, Listed) else None
+    modified_s = found.found.modified_s if isinstance(found.found, Listed) else found.modified_s
     match place:
         case Listed(_, size, etag, modified_s):
             return ListedKey(found.key, size, etag, modified_s)
@@ -595,11 +589,10 @@ def _entry(
         case Referenced((Stored() | Inline()) as source, reference_id, is_immutable, modified_s):
             entity = Entity.at(source).referenced(reference_id, is_immutable=is_immutable)
         case (Stored(ref) as source) | (Coded(Stored(ref)) as source):
-            entity, modified_s = Entity.at(source), object_modified_s(ref)
+            entity = Entity.at(source)
+            modified_s = object_modified_s(ref)
         case (Inline() | Coded()) as source:
             entity = Entity.at(source)
-            if modified_s is None:
-                modified_s = time_of_members(found.layout)
         case _:
             return ListedKey(found.key, None, None, modified_s)
     return ListedKey(found.key, entity.length, entity.etag, modified_s)

@@ -15,9 +15,11 @@ from cachetools import LRUCache, TTLCache
 
 from shardgate.concurrency import SingleFlight
 from shardgate.errors import DamagedError, MetadataMissingError
-from shardgate.formats.reading import Read, Versioned, Weighable
-from shardgate.model import VOLATILE, ETag, Fixed, ObjectRef
+from shardgate.formats.members import MemberBucket
+from shardgate.formats.reading import DecodedMetadata, Read, Versioned, Weighable
+from shardgate.model import ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
+from shardgate.read.members import read_member
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
 from shardgate.storage.local_files import CODED
@@ -29,10 +31,6 @@ OVERHEAD_NBYTES: Final = 1024
 TRUSTED_S: Final = 1.0
 """Younger answers of a store are believed even if they contradict one another."""
 _MAX_FORGOTTEN: Final = 65536
-_MAX_DAMAGE_NBYTES: Final = 4 * 1024**2
-"""Some 3,000 damaged objects."""
-_MARKER_KINDS: Final = frozenset({"metadata", "repo"})
-"""Kinds of reads that decide the meaning of the keys below a directory."""
 _MAX_MARKERS: Final = 65536
 
 
@@ -159,7 +157,8 @@ class ReadCache:
         self._forgotten = TTLCache[str, float](_MAX_FORGOTTEN, max(ttl_s, TRUSTED_S), clock)
         self._all_forgotten_at = -inf
         self._damage = SizedLRUCache[Hashable, _KnownDamage](
-            _MAX_DAMAGE_NBYTES, lambda _, damage: OVERHEAD_NBYTES + getsizeof(damage.reason)
+            4 * 1024**2,  # some 3,000 damaged objects
+            lambda _, damage: OVERHEAD_NBYTES + getsizeof(damage.reason),
         )
         self._markers = LRUCache[str, float](_MAX_MARKERS)
         """Markers that were present, with the time since when each is missing, or `inf`."""
@@ -172,6 +171,9 @@ class ReadCache:
     async def __call__[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
+        bucket = read.ref.bucket
+        if isinstance(bucket, MemberBucket):
+            return await read_member(bucket.members, read, self, allow_stale=allow_stale)
         cached = await self.get_or_fetch(read, allow_stale=allow_stale, repeats_damage=False)
         return cast("Versioned[T] | None", cached.known)
 
@@ -199,7 +201,7 @@ class ReadCache:
         try:
             yield
         except DamagedError as error:  # not kept itself: its traceback refers to the data
-            if not ref.bucket.startswith(VOLATILE):
+            if not isinstance(ref.bucket, VolatileBucket):
                 damage = _KnownDamage(error.ref, error.reason, requested_at, self._version_of(ref))
                 self._damage.put(key, damage)
             raise
@@ -218,7 +220,7 @@ class ReadCache:
     def prefetch(self, read: Read[Any]) -> None:
         """Start *read* if nothing of it is cached; whoever asks for it then waits less."""
         is_known = read in self.cache or self._known_damage(read, read.ref) is not None
-        if is_known or read.ref.bucket.startswith(VOLATILE):
+        if is_known or isinstance(read.ref.bucket, VolatileBucket):
             return
         if (flight := (read, self.forgotten_at(read.ref))) not in self._flights:
             self._flights.start(flight, lambda: self._perform(read))
@@ -267,7 +269,7 @@ class ReadCache:
         if requested_at is None:
             requested_at = nextafter(self.clock(), inf)
         ref, version = (key.ref, key.version) if isinstance(key, Read) else (key, None)
-        is_volatile = ref.bucket.startswith(VOLATILE)
+        is_volatile = isinstance(ref.bucket, VolatileBucket)
         before = self.cache.get(key)
         if before is not None and not is_volatile and _version(before.known) != _version(known):
             self.generation += 1
@@ -279,7 +281,7 @@ class ReadCache:
 
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
-        if not ref.bucket.startswith(VOLATILE) and self.forgotten_at(ref) < known_at:
+        if not isinstance(ref.bucket, VolatileBucket) and self.forgotten_at(ref) < known_at:
             if self._forgotten.currsize >= _MAX_FORGOTTEN:  # else the oldest would be fresh again
                 self._forgotten.clear()
                 self._all_forgotten_at = self.clock()
@@ -288,7 +290,7 @@ class ReadCache:
 
     def mark_present(self, ref: ObjectRef) -> None:
         """Record that the marker *ref* exists; for `ttl_s` reads that miss it will fail."""
-        if not ref.bucket.startswith(VOLATILE):
+        if not isinstance(ref.bucket, VolatileBucket):
             self._markers[_path(ref)] = inf
 
     def mark_removed(self, ref: ObjectRef) -> None:
@@ -310,8 +312,10 @@ class ReadCache:
 
     def _report(self, ref: ObjectRef, found: Versioned[Any]) -> None:
         """Log once why an array or a part of a volume is served as it is stored."""
-        reason = getattr(found.value, "why_sharded", "")
-        if reason and self._reported.get(ref) != found.etag:
+        value = found.value
+        if not isinstance(value, DecodedMetadata) or not (reason := value.why_sharded):
+            return
+        if self._reported.get(ref) != found.etag:
             self._reported[ref] = found.etag
             _log.info("%s: served as stored: %s", ref, reason)
 
@@ -341,7 +345,7 @@ class ReadCache:
         self, key: Hashable, ref: ObjectRef, call: Callable[[], Coroutine[Any, Any, CachedRead]]
     ) -> CachedRead:
         """Join a call of *key* that started after *ref* was last forgotten, or start one."""
-        if ref.bucket.startswith(VOLATILE):
+        if isinstance(ref.bucket, VolatileBucket):
             self.counters.misses += 1
             return await call()
         flight = (key, self.forgotten_at(ref))
@@ -360,27 +364,33 @@ class ReadCache:
         last = self._last(read)
         known = None if last is None else last.known
         found = await perform(self._store, read, _version(known), self.cache.decoding)
-        if read.kind in _MARKER_KINDS:
-            if found is None or _is_page(found):
-                self._check_absence(read.ref, requested_at)
-            elif not _is_metadata(found):
-                if _path(read.ref) in self._markers:
-                    raise DamagedError(read.ref, "it was metadata before, and no longer is")
-            elif requested_at > self.forgotten_at(read.ref):
-                self.mark_present(read.ref)
+        if read.is_marker:
+            self._check_marker(read.ref, found, requested_at)
         if isinstance(found, NotModified):
             return self.put(read, known, requested_at)
         if found is not None:
             self._report(read.ref, found)
         return self.put(read, found, requested_at)
 
+    def _check_marker(
+        self, ref: ObjectRef, found: Versioned[Any] | NotModified | None, requested_at: float
+    ) -> None:
+        """Note whether the marker *ref* exists. Raises: `MetadataMissingError`, `DamagedError`."""
+        value = found.value if isinstance(found, Versioned) else None
+        told = value if isinstance(value, DecodedMetadata) else None
+        if found is None or (told is not None and told.is_page):
+            self._check_absence(ref, requested_at)
+        elif told is not None and not told.is_metadata:
+            if _path(ref) in self._markers:
+                raise DamagedError(ref, "it was metadata before, and no longer is")
+        elif requested_at > self.forgotten_at(ref):
+            self.mark_present(ref)
 
-def _is_page(found: Versioned[Any] | NotModified) -> bool:
-    return not isinstance(found, NotModified) and getattr(found.value, "is_page", False)
 
-
-def _is_metadata(found: Versioned[Any] | NotModified) -> bool:
-    return isinstance(found, NotModified) or getattr(found.value, "is_metadata", True)
+def uncached_reads(store: ObjectReader) -> ReadCache:
+    """Return reads that ask *store* each time."""
+    # Decoders of unknown needs wait for one another, however long.
+    return ReadCache(store, MetadataCache(0, ByteBudget(2**63, wait_s=3600)), ttl_s=0)
 
 
 def _entry_nbytes(key: Hashable, entry: Any) -> int:

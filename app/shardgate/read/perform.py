@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from shardgate.storage.contract import Found, NotModified, ObjectReader, read_ex
 
 _FIRST_READ_NBYTES: Final = 32 * 1024**2
 """The rest of a longer read is requested once the budget has room to decode all of it."""
+_CONTENT_NBYTES: Final = 128 * 1024**2
 _DECODE_IN_THREAD_NBYTES: Final = 256 * 1024
 """Longer data is decoded off the event loop."""
 _GZIP: Final = b"\x1f\x8b"
@@ -23,11 +23,6 @@ _COMPRESSED_IN_THREAD_NBYTES: Final = 4 * 1024
 """Longer compressed data too, which may inflate a thousandfold."""
 _FAR_INFLATED: Final = frozenset({"br", "zstd"})
 """Codings of which a few bytes may inflate to any number."""
-_UNKNOWN_SIZES_AT_ONCE: Final = 2
-_CONTENT_NBYTES: Final = 128 * 1024**2
-"""Objects with a content coding are inflated up to so many bytes, even if fewer are asked for."""
-_SLOW_KINDS: Final = frozenset({"config"})
-"""Kinds that are decoded off the event loop whatever their size: YAML takes 10 µs a byte."""
 
 
 async def perform[T: Weighable](
@@ -46,7 +41,8 @@ async def perform[T: Weighable](
         found = await _get(store, read, request, known)
         if not isinstance(found, Found):
             return found
-        unknown_nbytes = 0 if decoding is None else decoding.max_bytes // _UNKNOWN_SIZES_AT_ONCE
+        # There is room for two decoders of unknown needs.
+        unknown_nbytes = 0 if decoding is None else decoding.max_bytes // 2
         return await _decode(store, read, found, held, unknown_nbytes)
     finally:
         await held.release()
@@ -75,7 +71,8 @@ async def _decode[T: Weighable](
     store: ObjectReader, read: Read[T], found: Found, held: ByteReservation, unknown_nbytes: int
 ) -> Versioned[T]:
     """Decode *found*, in a thread if that may take long, and read the rest of a long request."""
-    request, decode = read.request, read.decode
+    request = read.request
+    decode = read.decode
     stop = min(request.stop, found.size) if isinstance(request, ByteRange) else 0
     is_complete = found.byte_range.stop >= stop
     coding = ""
@@ -119,8 +116,7 @@ async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:
 
 def max_nbytes_on_loop(read: Read[Any], data: bytes, coding: str = "") -> int:
     """Return the length up to which *data*, stored with *coding*, may be decoded on the loop."""
-    is_slow = read.kind in _SLOW_KINDS or read.memory_nbytes is not None
-    if is_slow or coding in _FAR_INFLATED:
+    if read.is_slow or read.memory_nbytes is not None or coding in _FAR_INFLATED:
         return 0
     is_compressed = coding or data.startswith(_GZIP)
     return _COMPRESSED_IN_THREAD_NBYTES if is_compressed else _DECODE_IN_THREAD_NBYTES
@@ -128,22 +124,6 @@ def max_nbytes_on_loop(read: Read[Any], data: bytes, coding: str = "") -> int:
 
 def _decode_coded[T](coding: str, decode: Callable[[bytes], T], max_nbytes: int, data: bytes) -> T:
     """Decode up to *max_nbytes* of the content, as of an object without a coding."""
+    # All of it is inflated, as a part cannot be.
     content = decode_content(coding, data, max(max_nbytes, _CONTENT_NBYTES))
     return decode(content[:max_nbytes])
-
-
-@dataclass(frozen=True, slots=True)
-class DirectFetch:
-    """Implementation of `Fetch` that reads from *store* each time."""
-
-    store: ObjectReader
-
-    async def __call__[T: Weighable](
-        self,
-        read: Read[T],
-        /,
-        *,
-        allow_stale: bool = False,  # noqa: ARG002  the protocol's argument
-    ) -> Versioned[T] | None:
-        found = await perform(self.store, read)
-        return None if isinstance(found, NotModified) else found

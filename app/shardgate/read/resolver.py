@@ -19,7 +19,6 @@ from shardgate.errors import (
 )
 from shardgate.formats.listing import Name, Window
 from shardgate.model import (
-    VOLATILE,
     ByteRange,
     ByteRequest,
     Coded,
@@ -32,6 +31,7 @@ from shardgate.model import (
     SuffixRange,
     UnmodifiedSince,
     VirtualKey,
+    VolatileBucket,
     Whole,
 )
 from shardgate.read.bodies import BodyReader, Entity, Opened, Selection
@@ -40,15 +40,12 @@ from shardgate.read.chunks import ChunkReader
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.containers import Container, Dataset, Routes
 from shardgate.read.listing import Page, Root, list_page
+from shardgate.read.members import resolve
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
-from shardgate.read.nesting import time_of_members
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers
 
-_NAMES: Final = 1000
 _ROOT: Final = VirtualKey("")
-_LOOK_S: Final = 2.0
-"""Longest wait for the metadata that tell whether a key can be written."""
 _NO_HEADS: Final[Mapping[Selection, bytes]] = {}
 type _FirstRead = tuple[ObjectRef, ByteRequest, UnmodifiedSince | None, float]
 
@@ -69,25 +66,31 @@ class CachedEntity(NamedTuple):
     def nbytes(self) -> int:
         if self.entity is None:
             return OVERHEAD_NBYTES
-        source, headers = self.entity.source, self.entity.headers
+        source = self.entity.source
+        headers = self.entity.headers
         nbytes = len(source.data) if isinstance(source, Inline) else 0
         nbytes += sum(map(len, self.heads.values()))
         return OVERHEAD_NBYTES + nbytes + (0 if headers is NO_HEADERS else headers.nbytes)
 
 
-class _Opening(NamedTuple):
-    """Context manager that opens a key, and holds the bytes that were read."""
+class _Wanted(NamedTuple):
+    """The part of a key that is to be opened; see `Resolver.open`."""
 
-    attempt: Callable[["_Opening", FreshnessTracker], Awaitable[Opened | None]]
-    fetch: ReadCache
     dataset: Dataset
     key: VirtualKey
     choose: Callable[[Entity], Selection | None]
     reading: ByteRequest | None
     held: ByteReservation
 
+
+class _Opening(NamedTuple):
+    """Context manager of what *read* returns, whose bytes are *held* until the block ends."""
+
+    read: Callable[[], Awaitable[Opened | None]]
+    held: ByteReservation
+
     async def __aenter__(self) -> Opened | None:
-        return await consistent(self.fetch, partial(self.attempt, self))
+        return await self.read()
 
     async def __aexit__(self, *_: object) -> None:
         await self.held.release()
@@ -99,7 +102,7 @@ class Resolver:
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         store: ObjectReader,
-        fetch: ReadCache,
+        reads: ReadCache,
         chunks: ChunkReader,
         budgets: Mapping[str, ByteBudget],
         *,
@@ -108,11 +111,11 @@ class Resolver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._fetch = fetch
+        self._reads = reads
         self._bodies = BodyReader(
             store, chunks, stream_bytes=stream_bytes, decoded_bytes=decoded_bytes
         )
-        self._routes = Routes(fetch)
+        self._routes = Routes(reads)
         self._budgets = budgets
         self._stream_bytes = stream_bytes
         self._clock = clock
@@ -121,8 +124,8 @@ class Resolver:
 
     def get_cached(self, dataset: Dataset, key: VirtualKey) -> CachedEntity | None:
         """Return the result of the look-up of *key* if it is cached and fresh."""
-        found: CachedEntity | None = self._fetch.cache.get((dataset.name, key))
-        if found is None or found.generation != self._fetch.generation:
+        found: CachedEntity | None = self._reads.cache.get((dataset.name, key))
+        if found is None or found.generation != self._reads.generation:
             return None
         return found if self._clock() < found.expires_at else None
 
@@ -136,7 +139,7 @@ class Resolver:
     ) -> None:
         """Keep the *head* of responses with *selected* of the cached entity *found*."""
         heads = {**found.heads, selected: head}
-        self._fetch.cache.put((dataset.name, key), found._replace(heads=heads))
+        self._reads.cache.put((dataset.name, key), found._replace(heads=heads))
 
     def open(
         self,
@@ -155,20 +158,22 @@ class Resolver:
         """
         if held is None:
             held = ByteReservation(self._budgets[dataset.root.bucket])
-        return _Opening(self._open, self._fetch, dataset, key, choose, reading, held)
+        wanted = _Wanted(dataset, key, choose, reading, held)
+        return _Opening(partial(consistent, self._reads, partial(self._open, wanted)), held)
 
-    async def _open(self, opening: _Opening, tracker: FreshnessTracker) -> Opened | None:
-        choose, held = opening.choose, opening.held
+    async def _open(self, wanted: _Wanted, tracker: FreshnessTracker) -> Opened | None:
+        choose = wanted.choose
+        held = wanted.held
         try:
-            if (entity := await self._resolve(opening, tracker)) is None:
+            if (entity := await self._resolve(wanted, tracker)) is None:
                 return None
             selection = choose(entity)
             with ExitStack() as stack:
                 if isinstance(source := entity.source, Stored):
-                    memory = self._fetch.remember_damage((source, selection), source.ref)
+                    memory = self._reads.remember_damage((source, selection), source.ref)
                     stack.enter_context(memory)
                 if selection is None:
-                    named = opening.dataset.root.join(opening.key)
+                    named = wanted.dataset.root.join(wanted.key)
                     entity = await self._bodies.inflate(held, entity, named)
                     selection = cast("Selection", choose(entity))
                 body = await self._bodies.read(held, entity, selection.reads)
@@ -177,40 +182,45 @@ class Resolver:
             await held.release()
             raise
 
-    async def _resolve(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
+    async def _resolve(self, wanted: _Wanted, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
 
         A newly read index is believed only together with metadata that are as new.
         """
-        if (cached := self.get_cached(opening.dataset, opening.key)) is not None:
+        if (cached := self.get_cached(wanted.dataset, wanted.key)) is not None:
             tracker.adopt_age(cached.oldest)
             return cached.entity
-        entity = await self._look_up(opening, tracker)
+        entity = await self._look_up(wanted, tracker)
         if outdated := tracker.outdated:
             await tracker.confirm(outdated)
-        if not opening.dataset.root.bucket.startswith(VOLATILE):
+        if not isinstance(wanted.dataset.root.bucket, VolatileBucket):
             cacheable = entity and entity._replace(first=None)
             found = CachedEntity(cacheable, tracker.generation, tracker.expires_at, tracker.oldest)
-            self._fetch.cache.put((opening.dataset.name, opening.key), found)
+            self._reads.cache.put((wanted.dataset.name, wanted.key), found)
         return entity
 
-    async def _look_up(self, opening: _Opening, tracker: FreshnessTracker) -> Entity | None:
-        dataset, key = opening.dataset, opening.key
-        layout, rest, _ = await self._routes.find(dataset, key, tracker)
-        match await layout.locate(rest, tracker):
+    async def _look_up(self, wanted: _Wanted, tracker: FreshnessTracker) -> Entity | None:
+        dataset = wanted.dataset
+        key = wanted.key
+        layout, rest, _, members = await self._routes.find(dataset, key, tracker)
+        location = await layout.locate(rest, tracker)
+        if members is not None:
+            location = await resolve(location, tracker)
+        match location:
             case Missing():
                 return None
             case (Stored(ref) as place) | (Coded(Stored(ref)) as place):
                 return Entity.at(place, tracker.modified.get(ref))
             case (Inline() | Coded()) as document:
-                times, members_s = tracker.modified, time_of_members(layout)
-                return Entity.at(document, times.get(dataset.root.join(key), members_s))
+                modified_s = None if members is None else members.modified_s
+                modified_s = tracker.modified.get(dataset.root.join(key), modified_s)
+                return Entity.at(document, modified_s)
             case Whole(ref):
-                return await self._whole(ref, opening, tracker)
+                return await self._whole(ref, wanted, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    with self._fetch.remember_damage(place, place.ref):
-                        entity = await self._part(place, opening, tracker)
+                    with self._reads.remember_damage(place, place.ref):
+                        entity = await self._part(place, wanted, tracker)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)
@@ -218,7 +228,7 @@ class Resolver:
                 return entity.referenced(reference_id, is_immutable=is_immutable)
 
     async def find_container(self, dataset: Dataset, key: VirtualKey) -> Container:
-        return await consistent(self._fetch, partial(self._routes.find, dataset, key))
+        return await consistent(self._reads, partial(self._routes.find, dataset, key))
 
     async def is_read_only(self, dataset: Dataset, key: VirtualKey = _ROOT) -> bool:
         """Return whether *key*, or by default every key, can never be written.
@@ -226,11 +236,11 @@ class Resolver:
         If that is not found out in time it is false: the write will tell.
         """
         with suppress(ShardgateError, TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(2):
                 if not key:
-                    return (await self.find_container(dataset, key)).layout.is_read_only
+                    return (await self.find_container(dataset, key)).is_read_only
                 try:
-                    await consistent(self._fetch, partial(self._routes.target, dataset, key))
+                    await consistent(self._reads, partial(self._routes.target, dataset, key))
                 except ReadOnlyError:
                     return True
         return False
@@ -238,20 +248,20 @@ class Resolver:
     async def explain_absence(self, dataset: Dataset, key: VirtualKey) -> str:
         """Return why *key*, which names nothing, cannot name anything, where metadata tell."""
         with suppress(ShardgateError):  # absence is proved whatever this finds
-            layout, rest, _ = await self.find_container(dataset, key)
-            return await layout.explain_absence(rest, self._fetch)
+            container = await self.find_container(dataset, key)
+            return await container.layout.explain_absence(container.rest, self._reads)
         return ""
 
-    def reads(self) -> FreshnessTracker:
-        """Return reads for one look-up, which repeat damage as those of requests do."""
-        return FreshnessTracker(self._fetch)
+    def new_tracker(self) -> FreshnessTracker:
+        """Return the tracker of a look-up, which repeats known damage as those of requests do."""
+        return FreshnessTracker(self._reads)
 
     async def is_group(self, dataset: Dataset, key: VirtualKey) -> bool:
         """Return whether *key* names a container that may hold others."""
-        (layout, rest, _), names = await self._names(dataset, VirtualKey(f"{key}/"))
+        container, names = await self._names(dataset, VirtualKey(f"{key}/"))
         if names is not None:
             return bool(names)
-        return not rest and not layout.encloses(rest)
+        return not container.rest and not container.layout.encloses(container.rest)
 
     async def list(self, dataset: Dataset, prefix: VirtualKey) -> AsyncGenerator[Name]:
         """Yield the names right below *prefix* that clients can request."""
@@ -262,7 +272,7 @@ class Resolver:
             return
         after: str | None = ""
         while after is not None:
-            page = await self.page(dataset, Window(prefix, after, "/"), _NAMES)
+            page = await self.page(dataset, Window(prefix, after, "/"), 1000)
             for entry in page.entries:
                 yield Name(entry.key.removeprefix(prefix), entry.nbytes)
             after = page.after
@@ -285,7 +295,7 @@ class Resolver:
             found = await self._routes.find(dataset, prefix, tracker)
             return found, await found.layout.names(found.rest, tracker, run_in_thread)
 
-        return await consistent(self._fetch, attempt)
+        return await consistent(self._reads, attempt)
 
     async def page(self, dataset: Dataset, window: Window, limit: int) -> Page:
         """List up to *limit* keys of *window*; `StorageUnusableError` means: no listing."""
@@ -293,22 +303,22 @@ class Resolver:
         async def attempt(tracker: FreshnessTracker) -> Page:
             root = Root(dataset.root, self._store, dataset.containers, tracker)
             page = await list_page(root, window, limit, partial(_modified_s, tracker.modified))
-            await tracker.confirm([read for read in tracker.outdated if read.kind == "metadata"])
+            await tracker.confirm([read for read in tracker.outdated if read.is_marker])
             return page
 
-        return await consistent(self._fetch, attempt)
+        return await consistent(self._reads, attempt)
 
     def root(self, dataset: Dataset) -> Root:
-        return Root(dataset.root, self._store, dataset.containers, self._fetch)
+        return Root(dataset.root, self._store, dataset.containers, self._reads)
 
     async def check_reachable(self, dataset: Dataset) -> None:
         await self._store.check_reachable(dataset.root)
 
     async def _whole(
-        self, ref: ObjectRef, opening: _Opening, tracker: FreshnessTracker
+        self, ref: ObjectRef, wanted: _Wanted, tracker: FreshnessTracker
     ) -> Entity | None:
-        request = _clip(opening.reading, self._stream_bytes)
-        stat, first = await self._stat(ref, request, opening, tracker)
+        request = _clip(wanted.reading, self._stream_bytes)
+        stat, first = await self._stat(ref, request, wanted, tracker)
         if stat is None:
             return None
         place = Stored(ref, ByteRange(0, stat.size), stat.etag)
@@ -316,13 +326,13 @@ class Resolver:
         entity = Entity(stat.etag, stat.size, place, first, coding)
         return entity._replace(modified_s=stat.modified_s, headers=stat.headers)
 
-    async def _part(self, part: Part, opening: _Opening, tracker: FreshnessTracker) -> Entity:
+    async def _part(self, part: Part, wanted: _Wanted, tracker: FreshnessTracker) -> Entity:
         """Resolve *part* in the current version; raise `DamagedError` if that does not fit."""
         ref, place, condition = part
-        request = _clip(_inside(opening.reading, place), self._stream_bytes)
+        request = _clip(_inside(wanted.reading, place), self._stream_bytes)
         if request is None and condition is not None and place.length:
             request = ByteRange(place.start, place.start + 1)
-        stat, first = await self._stat(ref, request, opening, tracker, condition)
+        stat, first = await self._stat(ref, request, wanted, tracker, condition)
         if stat is None:
             raise DamagedError(ref, "does not exist, though it is referred to")
         if stat.size < place.stop:
@@ -338,22 +348,23 @@ class Resolver:
         self,
         ref: ObjectRef,
         request: ByteRequest | None,
-        opening: _Opening,
+        wanted: _Wanted,
         tracker: FreshnessTracker,
         condition: UnmodifiedSince | None = None,
     ) -> tuple[Stat | None, Found | None]:
         """Return size and version of *ref*, cached or, for a *condition*, read with *request*."""
-        cached, first = (self._fetch.cached_stat(ref) if condition is None else None), None
+        cached = self._reads.cached_stat(ref) if condition is None else None
+        first = None
         if cached is None and request is not None:
-            await opening.held.reserve(request.length)
+            await wanted.held.reserve(request.length)
             with suppress(RangeNotSatisfiedError):  # an empty object, or a range past the end
                 first_read = partial(self._first_read, ref, request, condition)
-                if ref.bucket.startswith(VOLATILE):
+                if isinstance(ref.bucket, VolatileBucket):
                     cached, first = await first_read()
                 else:
-                    flight = (ref, request, condition, self._fetch.forgotten_at(ref))
+                    flight = (ref, request, condition, self._reads.forgotten_at(ref))
                     cached, first = await self._first_reads.run(flight, first_read)
-        stat = tracker.track(ref, cached or await self._fetch.stat(ref))
+        stat = tracker.track(ref, cached or await self._reads.stat(ref))
         return (stat, first) if isinstance(stat, Stat) else (None, None)
 
     async def _first_read(
@@ -366,11 +377,11 @@ class Resolver:
         except VersionChangedError as error:
             raise error if condition is None else lost(ref, condition) from error
         if not isinstance(found, Found):
-            return self._fetch.put(ref, None, requested_at), None
+            return self._reads.put(ref, None, requested_at), None
         headers = found.headers
         kept = headers if isinstance(headers, ObjectHeaders) else object_headers(headers)
         stat = Stat(found.size, found.etag, found.coding, found.modified_s, kept)
-        return self._fetch.put(ref, stat, requested_at), found
+        return self._reads.put(ref, stat, requested_at), found
 
 
 def _inside(reading: ByteRequest | None, place: ByteRange) -> ByteRequest | None:
@@ -399,4 +410,4 @@ def _modified_s(times: Mapping[ObjectRef, int | None], ref: ObjectRef) -> int | 
     """Return when *ref* was modified; of a shard of a session, which has no time, now: clients that
     compare times then read its chunks.
     """
-    return times.get(ref) or (int(time.time()) if ref.bucket.startswith(VOLATILE) else None)
+    return times.get(ref) or (int(time.time()) if isinstance(ref.bucket, VolatileBucket) else None)

@@ -18,7 +18,13 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from shardgate.errors import BadKeyError
-from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
+from shardgate.model import (
+    FORBIDDEN_IN_KEYS,
+    MAX_KEY_NBYTES,
+    NAMED_REFS,
+    VirtualKey,
+    escape_ref,
+)
 from shardgate.read.bodies import Body
 from shardgate.server.body import IncomingBody
 from shardgate.settings import RESERVED, first_segment, path_prefix
@@ -29,10 +35,8 @@ type RequestHeaders = Mapping[bytes, bytes]
 """Headers of a request by lower-case name; see `combine_headers`."""
 type Networks = Sequence[IPv4Network | IPv6Network]
 
-MAX_KEY_BYTES: Final = 1024  # as in S3
 # Names of unfinished objects, but not refs of branches and tags called ``shardgate-…``.
 _RESERVED: Final = re.compile(rf"(?<!@branch)(?<!@tag){re.escape(TEMPORARY)}")
-_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
 FORWARDED_PREFIX: Final = b"x-forwarded-prefix"
 TOKEN_PREFIXES: Final = (b"/~", b"/%7E", b"/%7e")
 """Beginnings of paths with a token."""
@@ -248,11 +252,11 @@ def check_key(key: str) -> VirtualKey:
         nbytes = len(key.encode())
     except UnicodeEncodeError:
         raise BadKeyError(f"{key[:40]!r} is no key: it is not valid UTF-8") from None
-    if nbytes > MAX_KEY_BYTES:
-        raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes")
+    if nbytes > MAX_KEY_NBYTES:
+        raise BadKeyError(f"the key {key[:40]!r}… is longer than {MAX_KEY_NBYTES} bytes")
     if _RESERVED.search(key):
         raise BadKeyError(f"{key!r} is no key: {TEMPORARY} is reserved for unfinished objects")
-    if _FORBIDDEN.search(key):
+    if FORBIDDEN_IN_KEYS.search(key):
         raise BadKeyError(f"{key!r} has a control character or an empty, '.' or '..' segment")
     return VirtualKey(key)
 

@@ -21,7 +21,7 @@ from shardgate.errors import (
     StorageUnavailableError,
     StorageUnusableError,
 )
-from shardgate.model import GUARDED, ObjectRef, encode_path
+from shardgate.model import Bucket, GuardedBucket, ObjectRef, encode_path
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import Listed
 from shardgate.storage.http1_client import (
@@ -126,7 +126,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
 def _target(ref: ObjectRef) -> RequestTarget:
     """Return the URL of *ref*; servers resolve dot segments, however they are quoted."""
     # A virtual reference is requested in its own spelling; see `decode_path`.
-    is_spelled = ref.bucket.startswith(GUARDED)
+    is_spelled = isinstance(ref.bucket, GuardedBucket)
     if not {".", ".."}.isdisjoint((unquote(ref.key) if is_spelled else ref.key).split("/")):
         raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
     path = encode_path(ref.key) if is_spelled else quote(ref.key, safe="/~")
@@ -135,7 +135,8 @@ def _target(ref: ObjectRef) -> RequestTarget:
 
 def url_of(bucket: str) -> str:
     """Return the URL that *bucket* stands for: its name may hold that of a store."""
-    scheme, _, rest = bucket.removeprefix(GUARDED).partition("://")
+    url = bucket.url if isinstance(bucket, Bucket) else bucket
+    scheme, _, rest = url.partition("://")
     return f"{scheme.partition('+')[0]}://{rest}"
 
 

@@ -16,7 +16,15 @@ from typing import Final
 from cachetools import TTLCache
 
 from shardgate.errors import VersionChangedError
-from shardgate.model import GUARDED, ByteRange, ByteRequest, Condition, ETag, ObjectRef, Piece
+from shardgate.model import (
+    ByteRange,
+    ByteRequest,
+    Condition,
+    ETag,
+    GuardedBucket,
+    ObjectRef,
+    Piece,
+)
 from shardgate.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,
@@ -37,9 +45,9 @@ from shardgate.storage.contract import (
 )
 from shardgate.storage.local_files import (
     CODED,
-    FOLLOWING,
     LEADS_OUT,
     NOT_FOUND,
+    FollowingBucket,
     check_folder,
     coded_ending,
     file_version,
@@ -65,7 +73,7 @@ def open_file(bucket: str, name: bytes) -> int:
     A file that is no link costs one more call of the system, which tells its path.
     """
     folder = folder_of(bucket)
-    if bucket.startswith(FOLLOWING):
+    if isinstance(bucket, FollowingBucket):
         return os.open(folder + b"/" + name, _FLAGS)
     path = folder + b"/" + name
     try:
@@ -376,7 +384,7 @@ class LocalStore:
         with translated(ref):
             if name := name_of(ref.key):
                 fd = self._try_open(ref.bucket, name)
-                if fd is None and not ref.bucket.startswith(GUARDED):
+                if fd is None and not isinstance(ref.bucket, GuardedBucket):
                     ending = coded_ending(folder_of(ref.bucket) + b"/" + name)
                 if ending:
                     fd = self._try_open(ref.bucket, name + ending.encode())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 from urllib.parse import unquote_to_bytes
 
 from shardgate.errors import (
@@ -18,16 +18,23 @@ from shardgate.errors import (
     StorageUnavailableError,
     UnwritableError,
 )
-from shardgate.model import ETag, ObjectRef
+from shardgate.model import Bucket, ETag, ObjectRef
 
 NOT_FOUND: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 """Error numbers that mean that there is no such file."""
 
-FOLLOWING: Final = "links+"
-"""Prefix of the buckets of folders whose links may lead out of them."""
 CODED: Final = {".gz": "gzip", ".br": "br", ".zstd": "zstd"}
 """Endings that cloud-volume gives to the names of files that it compresses, and their codings."""
 LEADS_OUT: Final = "a link leads out of the folder, which follow_links = true would allow"
+
+
+class FollowingBucket(Bucket):
+    """Bucket of the folder at *url*, whose links may lead out of it."""
+
+    __slots__ = ()
+
+    def __new__(cls, url: str) -> Self:
+        return super().__new__(cls, f"links+{url}", url)
 
 
 @contextmanager
@@ -80,7 +87,7 @@ def is_within(root: bytes, path: bytes) -> bool:
 
 def may_lead(bucket: str, path: bytes) -> bool:
     """Return whether links in the folder that is *bucket* may lead to *path*, without links."""
-    if bucket.startswith(FOLLOWING):
+    if isinstance(bucket, FollowingBucket):
         return True
     return is_within(os.path.realpath(folder_of(bucket)), path)
 

@@ -17,13 +17,13 @@ from shardgate.errors import (
     StorageUnusableError,
     install_command,
 )
-from shardgate.model import GUARDED, VOLATILE, ObjectRef, decode_path, encode_path
+from shardgate.model import GuardedBucket, ObjectRef, VolatileBucket, decode_path, encode_path
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
 from shardgate.storage.contract import ObjectStore, OnWrite
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
 from shardgate.storage.http_store import HttpStore, is_literal, is_public, resolve_public, url_of
 from shardgate.storage.local import LocalStore, open_within
-from shardgate.storage.local_files import FOLLOWING, folder_of
+from shardgate.storage.local_files import FollowingBucket, folder_of
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_write import S3WriteOptions
@@ -119,7 +119,7 @@ class Stores(StoreWrapper):
             elif Path(os.fsdecode(folder_of(root.bucket))).is_file():
                 raise ConfigurationError(f"{url}: is a file; its format and view need a folder")
             if follow_links:
-                root = ObjectRef(FOLLOWING + root.bucket, root.key)
+                root = ObjectRef(FollowingBucket(root.bucket), root.key)
         self._by_bucket[root.bucket] = self._kept(kind, lambda: self._open(kind, settings))
         if may_be_object and root.key:
             self._objects.add(root)
@@ -148,17 +148,17 @@ class Stores(StoreWrapper):
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
         if kind.startswith(_WEB):
             root = _web_prefix(root)
-            bucket = GUARDED + root.bucket
-            allowed = self._redirects[bucket]
+            allowed = self._redirects[GuardedBucket(root.bucket)]
             allowed += map(_web_target, (url_of(root.bucket), *redirects))
             guard = partial(resolve_public, allowed)
-            inner = self._kept(bucket, lambda: self._web(settings, guard=guard))
+            kind = GuardedBucket(root.bucket)
+            inner = self._kept(kind, lambda: self._web(settings, guard=guard))
         elif kind == "file":
             open_local = partial(LocalStore, open_file=open_within)
-            inner = self._kept(GUARDED + kind, lambda: self._wrap(open_local()))
+            inner = self._kept(f"guarded+{kind}", lambda: self._wrap(open_local()))
         else:
             inner = self._kept(kind, lambda: self._open(kind, settings))
-        root = ObjectRef(GUARDED + root.bucket, root.key)
+        root = ObjectRef(GuardedBucket(root.bucket), root.key)
         self._by_bucket[root.bucket] = GuardedStore(inner)
         return root
 
@@ -203,7 +203,7 @@ class Stores(StoreWrapper):
         """Have each store verified once for *root*; sessions pass this on to their repository."""
         if root not in self._verified:
             await self.store_of(root).verify_conditional_writes(root)
-            if not root.bucket.startswith(VOLATILE):
+            if not isinstance(root.bucket, VolatileBucket):
                 self._verified.add(root)
 
     def _kept(self, kind: str, open_store: Callable[[], ObjectStore]) -> ObjectStore:

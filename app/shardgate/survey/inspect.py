@@ -48,10 +48,10 @@ from shardgate.read.listing import (
     Root,
     Visited,
     collections_of,
-    enter,
     find_collections,
     find_containers,
 )
+from shardgate.read.members import resolve, survey_shard
 from shardgate.read.resolver import Resolver
 from shardgate.survey.arrays import ArrayView
 from shardgate.survey.images import read_ome
@@ -192,7 +192,7 @@ async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
 
 async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
     """Locate *key*, and describe the shard that holds it."""
-    layout, rest, _ = await root.containers.search(root.ref, key, root.fetch)
+    layout, rest, *_ = await root.containers.find(root.ref, key, root.fetch)
     trace = await layout.trace(rest, root.fetch) if isinstance(layout, Stateful) else None
     try:
         report = await _locate(root, layout, key, rest)
@@ -212,8 +212,8 @@ async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:
 
 async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey) -> ChunkReport:
     shard = await layout.holding(rest, root.fetch)
-    report = None if shard is None else await _inspect(root, layout, shard)
-    location = await layout.locate(rest, root.fetch)
+    report = None if shard is None else await _inspect(root, shard)
+    location = await resolve(await layout.locate(rest, root.fetch), root.fetch)
     match location.place if isinstance(location, Coded | Referenced) else location:
         case Stored(ref, place, version):
             etag = etag_of(version)
@@ -232,18 +232,18 @@ async def _locate(root: Root, layout: Layout, key: VirtualKey, rest: VirtualKey)
 
 async def inspect_shard(root: Root, key: VirtualKey) -> IndexReport:
     """Describe the shard in *key*. Raises: `BadKeyError` if it is no shard's, or absent."""
-    layout, rest, _ = await root.containers.search(root.ref, key, root.fetch)
+    layout, rest, *_ = await root.containers.find(root.ref, key, root.fetch)
     shards = await layout.shards_at(rest, root.fetch)
     shard = shards.named(rest) if shards is not None else None
     if shard is None:
         raise BadKeyError(f"{key}: is no key of a shard")
-    if (report := await _inspect(root, layout, shard)) is None:
+    if (report := await _inspect(root, shard)) is None:
         raise BadKeyError(f"{key}: there is no such shard")
     return report
 
 
-async def _inspect(root: Root, layout: Layout, shard: Shard) -> IndexReport | None:
-    if (survey := await layout.survey(shard, root.fetch)) is None:
+async def _inspect(root: Root, shard: Shard) -> IndexReport | None:
+    if (survey := await survey_shard(shard, root.fetch)) is None:
         return None
     return await asyncio.to_thread(report_index, survey)
 
@@ -291,11 +291,9 @@ async def measure(root: Root, collection: "CollectionSummary") -> StoredSize | N
     some = [] if every is None else list(islice(every, MAX_MEASURED + 1))
     if every is None or len(some) > MAX_MEASURED:
         return None
-    container = VirtualKey(f"{collection.container}/".lstrip("/"))
-    layout, _, _ = await root.containers.search(root.ref, container, root.fetch)
 
     async def add_up(shard: Shard) -> tuple[int, int, bool] | None:
-        if (survey := await layout.survey(shard, root.fetch)) is None:
+        if (survey := await survey_shard(shard, root.fetch)) is None:
             return None
         report = await run_in_thread(report_index, survey)
         return report.entries - report.empty, report.used_nbytes, survey.inner is not None
@@ -385,7 +383,7 @@ class _Summarizer:
             await self._resolver.check_reachable(self._dataset)
             return True
         if self._folder:
-            layout, rest, _ = await self._resolver.find_container(self._dataset, self._folder)
+            layout, rest, *_ = await self._resolver.find_container(self._dataset, self._folder)
             if rest and isinstance(layout, Stateful):
                 return await self._add_below_ref(layout, rest)
             if rest and layout.encloses(rest):
@@ -406,10 +404,12 @@ class _Summarizer:
 
     async def _enter(self) -> Root:
         """Return the root at the folder. An archive is left where it lies, to be described too."""
-        entered, start = await enter(self._root, self._folder)
-        if start == len(self._folder):
-            return replace(self._root, ref=self._root.ref.join(self._path))
-        return replace(entered, ref=entered.ref.join(self._path[start:]))
+        root, path = self._root, self._path
+        archive = await root.containers.find_archive(root.ref, self._folder, root.fetch)
+        if archive is not None and archive[1] < len(self._folder):
+            members, start = archive
+            root, path = root.within(members), path[start:]
+        return replace(root, ref=root.ref.join(path))
 
     async def _add_repository(self, path: str, layout: Stateful) -> None:
         repository = await open_repository(self._root, join_path(self._path, path))
@@ -467,8 +467,8 @@ class _Summarizer:
             root = self._root
             self._images[group] = False
             with suppress(DamagedError, ValueError):  # of the group: the array may be sound
-                layout, rest, _ = await root.containers.search(root.ref, document, root.fetch)
-                match await layout.locate(rest, root.fetch):
+                layout, rest, *_ = await root.containers.find(root.ref, document, root.fetch)
+                match await resolve(await layout.locate(rest, root.fetch), root.fetch):
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
                         self._images[group] = read_ome(orjson.loads(data)) is not None
         return self._images[group]

@@ -13,9 +13,9 @@ from shardgate.errors import ConfigurationError, NotAllowedError
 from shardgate.formats.listing import Window
 from shardgate.formats.references import inline_text
 from shardgate.model import (
-    GUARDED,
     MISSING,
     Coded,
+    GuardedBucket,
     Inline,
     Location,
     Missing,
@@ -28,6 +28,7 @@ from shardgate.model import (
     encode_path,
 )
 from shardgate.read.listing import FoundKey, Root, Tree
+from shardgate.read.members import resolve
 from shardgate.storage.contract import Listed
 from shardgate.storage.http_store import url_of
 
@@ -59,12 +60,12 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
         inside = found.inside
         if layout is None:
             if not isinstance(found.found, Listed):
-                return found.found
+                return found.found and await resolve(found.found, root.fetch)
             # It is served as it is stored, perhaps in a container whose members lie elsewhere.
             key = VirtualKey(found.key)
-            layout, inside, _ = await root.containers.search(root.ref, key, root.fetch)
+            layout, inside, *_ = await root.containers.find(root.ref, key, root.fetch)
         try:
-            place = await layout.locate(inside, root.fetch)
+            place = await resolve(await layout.locate(inside, root.fetch), root.fetch)
         except NotAllowedError as error:  # without the key the set would read as fill value there
             raise NotAllowedError(f"{found.key}: {error}") from error
         is_listed = not isinstance(place, Whole) or isinstance(found.found, Listed)
@@ -104,5 +105,5 @@ def url_of_object(ref: ObjectRef) -> str:
     if bucket.startswith("file://"):
         bucket = unquote(bucket)
     elif bucket.startswith(("http://", "https://")):
-        key = encode_path(key) if ref.bucket.startswith(GUARDED) else quote(key)
+        key = encode_path(key) if isinstance(ref.bucket, GuardedBucket) else quote(key)
     return f"{bucket.rstrip('/')}/{key}"

@@ -21,8 +21,7 @@ from shardgate.errors import (
     VersionChangedError,
     lost,
 )
-from shardgate.formats.contract import Layout
-from shardgate.formats.members import MemberLayout
+from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.formats.surveying import (
     LEFT_OUT,
@@ -56,8 +55,8 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.listing import OpenedContainer, Root, collections_of, find_containers
-from shardgate.read.nesting import NestedLayout
-from shardgate.read.perform import DirectFetch
+from shardgate.read.members import survey_shard
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore
 
@@ -121,7 +120,7 @@ class _Verifier:
                             self._add(finding, path)
                         else:
                             await self._gate.acquire()
-                            group.create_task(self._check(finding, path, layout))
+                            group.create_task(self._check(finding, path))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -130,7 +129,7 @@ class _Verifier:
         if part.shards or part.counts or part.damages:
             self._on_shard(self.report)
 
-    async def _check(self, finding: NeededObject | Enclosed, path: str, layout: Layout) -> None:
+    async def _check(self, finding: NeededObject | Enclosed, path: str) -> None:
         store: ObjectReader = self._root.store
         try:
             match finding:
@@ -140,14 +139,14 @@ class _Verifier:
                     path = join_path(path, below)
                     if data is not None:
                         store = _holding(shard.ref, data)
-                    part = await _check_shard(store, layout, shard, chunks=self._chunks)
+                    part = await _check_shard(store, shard, chunks=self._chunks)
         finally:
             self._gate.release()
         self._add(part, path)
 
     async def _findings(self, opened: OpenedContainer) -> AsyncGenerator[Finding]:
         path, layout, _ = opened
-        if isinstance(layout, MemberLayout) and layout.references is not None:
+        if isinstance(layout, Members) and layout.references is not None:
             self._sets.add(layout.references)
             sources = _Sources(layout, layout.references, self._root.fetch)
             async for finding in sources.findings():
@@ -161,7 +160,7 @@ class _Verifier:
                     async for finding in _findings_of(found, opened.listing, chunks=self._chunks):
                         yield finding
             return
-        fetch = DirectFetch(self._root.store)
+        fetch = uncached_reads(self._root.store)
         try:
             async for finding in layout.findings(self._ref, fetch, chunks=self._chunks):
                 yield finding
@@ -172,9 +171,9 @@ class _Verifier:
 
     def _add_damage(self, error: DamagedError, path: str) -> None:
         """Add the damage of metadata, which have keys below the root, or of their source."""
-        start = self._root.ref.prefix
-        is_below = error.ref.bucket == start.bucket and error.ref.key.startswith(start.key)
-        key = self._root.key_of(error.ref) if is_below else path
+        name = str(error.ref)
+        start = str(self._root.ref.prefix)
+        key = name.removeprefix(start) if name.startswith(start) else path
         self._add(Report.of_damage(error.ref, key, error.reason), "")
 
 
@@ -211,9 +210,9 @@ async def _findings_of(
 class _Sources:
     """The objects that the references of a set lead to, each with the furthest of its parts."""
 
-    def __init__(self, layout: MemberLayout, references: ObjectRef, fetch: Fetch) -> None:
-        """Take *references*, the object with those of *layout*."""
-        self._layout = layout
+    def __init__(self, members: Members, references: ObjectRef, fetch: Fetch) -> None:
+        """Take *references*, the object with those of *members*."""
+        self._members = members
         self._references = references
         self._fetch = fetch
         self._furthest: dict[ObjectRef, NeededObject] = {}
@@ -224,7 +223,7 @@ class _Sources:
         """Follow all references."""
         count = 0
         try:
-            async for name, _ in self._layout.below("", "", "", self._fetch):
+            async for name, _ in self._members.below("", "", "", self._fetch):
                 await yield_to_loop(count := count + 1)
                 if (damage := await self._follow(name)) is not None:
                     yield damage
@@ -242,7 +241,7 @@ class _Sources:
 
     async def _follow(self, name: str) -> Report | None:
         try:
-            place = await self._layout.find(name, self._fetch)
+            place = await self._members.find(name, self._fetch)
         except NotAllowedError as error:
             self._refused[str(error)] += 1
             self._examples.setdefault(str(error), name)
@@ -250,7 +249,7 @@ class _Sources:
             if isinstance(error.reason, MissingBytes):
                 return Report.of_damage(error.ref, name, error.reason)
             is_invalid = error.ref == self._references
-            ref = self._layout.directory.join(name) if is_invalid else error.ref
+            ref = self._members.ref.join(name) if is_invalid else error.ref
             return Report.of_damage(ref, name, error.reason.removeprefix(f"{name}: "))
         else:
             if isinstance(place, Part) and place.byte_range.length:
@@ -263,7 +262,7 @@ class _Sources:
 async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
     ref, byte_range, version = expected.place
     try:
-        found = await DirectFetch(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
+        found = await uncached_reads(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
     except (StorageError, DamagedError) as error:
         return Report.of_damage(ref, expected.key, error.reason)
     if found is not None and found.size >= byte_range.stop:
@@ -272,12 +271,10 @@ async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
     return Report.of_damage(ref, expected.key, reason)
 
 
-async def _check_shard(
-    store: ObjectReader, layout: Layout, shard: Shard, *, chunks: bool
-) -> Report:
-    """Check *shard* of *layout*, again if it is replaced during the check."""
+async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:
+    """Check *shard*, again if it is replaced during the check."""
     for attempt in range(1, _ATTEMPTS + 1):
-        check = _ShardCheck(store, layout, chunks=chunks)
+        check = _ShardCheck(store, chunks=chunks)
         try:
             await check.run(shard)
         except NotAllowedError:
@@ -293,12 +290,10 @@ async def _check_shard(
 class _ShardCheck:
     """Check of one version of a shard; keys are relative to its container."""
 
-    def __init__(self, store: ObjectReader, layout: Layout, *, chunks: bool) -> None:
+    def __init__(self, store: ObjectReader, *, chunks: bool) -> None:
         self.report = Report()
         self._store = store
-        self._layout = layout
-        self._references = layout.outer.references if isinstance(layout, NestedLayout) else None
-        self._fetch = DirectFetch(store)
+        self._fetch = uncached_reads(store)
         self._chunks = chunks
 
     def damage(self, ref: ObjectRef, key: VirtualKey, reason: str) -> None:
@@ -306,10 +301,12 @@ class _ShardCheck:
 
     async def run(self, shard: Shard) -> None:
         try:
-            survey = await self._layout.survey(shard, self._fetch)
+            survey = await survey_shard(shard, self._fetch)
         except DamagedError as damaged:
             self.report.shards = 1
-            if damaged.ref != self._references:  # else it is found by following all references
+            members = members_of(shard.ref)
+            # A damaged reference is found by following all of them.
+            if members is None or damaged.ref != members.references:
                 self.damage(damaged.ref, shard.key, damaged.reason)
             return
         if survey is None:

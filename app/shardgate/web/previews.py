@@ -186,7 +186,7 @@ class Previews:
     async def _join_ref(self, dataset: Dataset, path: VirtualKey, ref: str) -> VirtualKey:
         """Return *path* as of *ref*. Raises: `BadParameterError` outside of a repository."""
         key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        layout, rest, *_ = await self._resolver.find_container(dataset, key)
         if not isinstance(layout, Stateful) or rest.startswith("@"):
             raise BadParameterError("ref: the path has none, or does not lie in a repository")
         joined = join_path(_spell_ref(ref), rest.rpartition("/")[0])
@@ -213,7 +213,7 @@ class Previews:
         read for a picture is of that one.
         """
         key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        layout, rest, *_ = await self._resolver.find_container(dataset, key)
         if not isinstance(layout, Stateful):
             return path
         container = key.removesuffix(rest).rstrip("/")
@@ -224,7 +224,7 @@ class Previews:
 
     async def _plan(self, dataset: Dataset, path: VirtualKey) -> Drawing:
         key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, _ = await self._resolver.find_container(dataset, key)
+        layout, rest, *_ = await self._resolver.find_container(dataset, key)
         container = key.removesuffix(rest)
         if (volume := draw_volume(layout, container, rest.rpartition("/")[0])) is not None:
             return volume

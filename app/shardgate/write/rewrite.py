@@ -36,7 +36,7 @@ from shardgate.errors import (
 )
 from shardgate.formats.contract import Checksummed, Entry, NewShard, OpenShard, ShardRewriter
 from shardgate.formats.reading import Versioned
-from shardgate.model import VOLATILE, ByteRange, ETag, ObjectRef, Piece, Stored, VirtualKey
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece, Stored, VirtualKey, VolatileBucket
 from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.budget import ByteBudget
 from shardgate.read.consistency import FreshnessTracker, consistent
@@ -240,7 +240,7 @@ class Rewrites:
             if isinstance(swapped, Conflict):
                 raise VersionChangedError(shard.ref)
             places = swapped
-        elif sorted_changes.idle and shard.ref.bucket.startswith(VOLATILE):
+        elif sorted_changes.idle and isinstance(shard.ref.bucket, VolatileBucket):
             await self._record(shard, old)
         for number, change in enumerate(changes):
             resolve_change(change, shard.ref, sorted_changes, places)

@@ -361,7 +361,7 @@ class Eraser:
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
         await self._check_writable(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
-        layout, rest, _ = await self._resolver.find_container(dataset, prefix)
+        layout, rest, *_ = await self._resolver.find_container(dataset, prefix)
         if not rest or isinstance(layout, PassThrough):
             await self._demand_erasable(dataset, prefix)
             return await self._erase_objects(dataset, prefix)
@@ -376,7 +376,7 @@ class Eraser:
         root = self._resolver.root(dataset)
         checked = None
         async for each in root.store.list(dataset.root.join(prefix).prefix):
-            path = root.key_of(each.ref).rpartition("/")[0]
+            path = each.ref.key.removeprefix(dataset.root.prefix.key).rpartition("/")[0]
             # Objects of one folder follow one another, and are written alike.
             if path != checked:
                 checked = path

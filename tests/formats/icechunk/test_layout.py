@@ -13,7 +13,7 @@ from shardgate.formats.listing import Window
 from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import ByteRange, ETag, Fixed, Inline, Stored, VirtualKey
 from shardgate.read.listing import list_names
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from tests.support.formats.case import filled
 from tests.support.formats.icechunk import building_repo
 from tests.support.formats.icechunk.building import SNAPSHOT, Node, Ref, envelope, snapshot
@@ -56,10 +56,10 @@ async def test_folder_without_a_marker_is_no_repository() -> None:
         {}, {"repo": b"# notes"}, {"refs/tag.v1/ref.json": b"{}"}, {"repo/x": b""},
         {"snapshots/x": b""},
     ):  # fmt: skip
-        fetch = DirectFetch(filled(objects))
+        fetch = uncached_reads(filled(objects))
         assert await Icechunk(LIMIT, LIMIT).open(ROOT, fetch) is None
     for key in ("repo", "refs/branch.main/ref.json"):
-        fetch = DirectFetch(filled({key: b"ICE"}))
+        fetch = uncached_reads(filled({key: b"ICE"}))
         with pytest.raises(DamagedError, match=key):
             await Icechunk(LIMIT, LIMIT).open(ROOT, fetch)
 
@@ -69,9 +69,9 @@ async def test_damaged_repo_of_a_named_format_is_damage(content: bytes) -> None:
     """An unreadable ``repo`` of a named format is damage, and an error page is no absence."""
     icechunk = Icechunk(LIMIT, LIMIT, is_named=True)
     with pytest.raises(DamagedError, match="repo"):
-        await icechunk.open(ROOT, DirectFetch(filled({"repo": content})))
+        await icechunk.open(ROOT, uncached_reads(filled({"repo": content})))
 
-    page = DirectFetch(filled({"repo": b"<html></html>"}))
+    page = uncached_reads(filled({"repo": b"<html></html>"}))
     assert await Icechunk(LIMIT, LIMIT).open(ROOT, page) is None
     with pytest.raises(MetadataMissingError, match="repo: an error page"):
         await icechunk.open(ROOT, page)

@@ -30,7 +30,7 @@ from shardgate.model import (
     UnmodifiedSince,
 )
 from shardgate.read.listing import list_names
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.local import LocalStore
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.case import filled
@@ -165,7 +165,7 @@ def _repo(**fields: object) -> MemoryStore:
 
 
 async def _resolve(store: MemoryStore, ref: AnyRef, refs: Refs | None = None) -> str | None:
-    found = await (refs or RepoRefs(ROOT, LIMIT)).resolve(ref, DirectFetch(store))
+    found = await (refs or RepoRefs(ROOT, LIMIT)).resolve(ref, uncached_reads(store))
     return found and found.snapshot_id
 
 
@@ -206,7 +206,7 @@ _ref = ref
 
 async def test_deleted_repository_has_no_refs() -> None:
     """A repository whose ``repo`` is absent has no branches, tags, snapshots or containers."""
-    refs, fetch = RepoRefs(ROOT, LIMIT), DirectFetch(MemoryStore())
+    refs, fetch = RepoRefs(ROOT, LIMIT), uncached_reads(MemoryStore())
 
     assert await refs.resolve(Branch("main"), fetch) is None
     assert await refs.resolve(SnapshotId(spell(FIRST)), fetch) is None
@@ -235,7 +235,7 @@ async def test_only_branches_have_a_time_of_their_own() -> None:
     repo = Repo(snapshots=CHAIN, tags=[ref("v1", 0)]).file()
     for key, data in {**FILES, "repo": repo}.items():
         store.place(ROOT.join(key), data, modified_s=1000)
-    fetch = DirectFetch(store)
+    fetch = uncached_reads(store)
 
     for refs in (FileRefs(ROOT), RepoRefs(ROOT, LIMIT)):
         branch = await refs.resolve(Branch("main"), fetch)
@@ -250,15 +250,15 @@ async def test_ref_with_an_impossible_file_name_is_absent(name: str, tmp_path: P
     store = LocalStore()
     folder = ObjectRef(tmp_path.as_uri(), "")
 
-    assert await FileRefs(folder).resolve(Branch(name), DirectFetch(store)) is None
-    assert await FileRefs(folder).resolve(Tag(name), DirectFetch(store)) is None
+    assert await FileRefs(folder).resolve(Branch(name), uncached_reads(store)) is None
+    assert await FileRefs(folder).resolve(Tag(name), uncached_reads(store)) is None
     await store.aclose()
 
 
 async def test_refs_of_version_1_are_listed() -> None:
     """In version 1, refs are listed if the store can list; otherwise only ``main``."""
     store = filled({**FILES, "refs/branch.x/other": b"", "refs/branch.y/z/ref.json": _file(FIRST)})
-    refs, fetch = FileRefs(ROOT), DirectFetch(store)
+    refs, fetch = FileRefs(ROOT), uncached_reads(store)
 
     assert await refs.named(Branch, fetch) == {"main": spell(FIRST)}
     assert await refs.named(Tag, fetch) == {}

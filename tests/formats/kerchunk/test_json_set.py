@@ -223,7 +223,7 @@ async def test_invalid_references_are_named_in_listing_and_description(tmp_path:
     refs = {"a": "b", "bad": "base64:A", "x//y": "z"}
     write_json(path := tmp_path / "refs.json", {"version": 1, "refs": refs})
     async with opening(path) as opened:
-        left_out, damaged = await opened.layout.collections(
+        left_out, damaged = await opened.members.collections(
             opened.fetch, lambda _: pytest.fail("lists"), run_in_thread
         )
         assert [*await opened.names()] == ["a", "bad"]

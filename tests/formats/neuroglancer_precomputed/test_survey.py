@@ -20,7 +20,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShards, coalesce
 from shardgate.formats.surveying import IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import ReadCache, uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.case import filled
 from tests.support.formats.neuroglancer_precomputed.case import (
@@ -61,8 +61,8 @@ def _skeletons(**members: Any) -> PrecomputedShards:
     return _of(skeleton_info({**RAW_SHARDING, **members}))
 
 
-def _fetch(objects: dict[str, bytes]) -> DirectFetch:
-    return DirectFetch(filled(objects))
+def _fetch(objects: dict[str, bytes]) -> ReadCache:
+    return uncached_reads(filled(objects))
 
 
 async def _survey(
@@ -174,7 +174,7 @@ async def test_data_replaced_during_a_survey_has_changed() -> None:
 
     assert shard is not None
     with pytest.raises(VersionChangedError):
-        await shard.survey(DirectFetch(store))
+        await shard.survey(uncached_reads(store))
 
 
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.binary(max_size=9)), st.data())

@@ -11,7 +11,7 @@ from shardgate.concurrency import run_in_thread
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.neuroglancer_precomputed.layout import Precomputed
 from shardgate.formats.neuroglancer_precomputed.metadata import parse_info
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -50,7 +50,7 @@ EVERY = pytest.mark.parametrize(
 
 async def _translate(given: bytes, stored: bytes | None) -> bytes:
     translator = Precomputed(2**20, 2**20).translator(ROOT)
-    return await translator.translate(given, stored, DirectFetch(MemoryStore()), run_in_thread)
+    return await translator.translate(given, stored, uncached_reads(MemoryStore()), run_in_thread)
 
 
 async def _stored(given: Document, stored: Document) -> Document:

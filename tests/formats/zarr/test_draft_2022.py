@@ -24,7 +24,7 @@ from shardgate.formats.listing import PLAIN
 from shardgate.formats.surveying import ChunkCollection, Description
 from shardgate.model import MISSING, ByteRange, Inline, SuffixRange, VirtualKey, Whole
 from shardgate.read.listing import list_names
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from tests.support.formats.case import Container, filled, write_chunks
 from tests.support.formats.zarr.draft import (
     CORE,
@@ -208,7 +208,7 @@ async def test_metadata_of_a_sharded_array_is_read_only(
     assert isinstance(target, Document)
     assert target.ref == ROOT.join(f"meta/root{name}")
     translate = target.translator.translate
-    fetch = DirectFetch(WatchedStore())
+    fetch = uncached_reads(WatchedStore())
 
     with pytest.raises(BadBodyError):
         await translate(b"[]", stored, fetch, run_in_thread)

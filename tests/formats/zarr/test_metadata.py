@@ -16,7 +16,7 @@ from shardgate.formats.documents import MarkerDecoder
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.layout import Zarr3
 from shardgate.formats.zarr.metadata import Node, NodeTranslator, parse_node
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.mutating import members, mutations
 from tests.support.formats.zarr.building import (
@@ -248,7 +248,9 @@ async def translated(given: Json, stored: Json | None, **nodes: Json) -> Json:
         store.place(ROOT.join(f"{path}/zarr.json"), json.dumps(node).encode())
     old = None if stored is None else json.dumps(stored).encode()
     data = json.dumps(given, indent=1).encode()
-    made = await NodeTranslator(ROOT, 2**20).translate(data, old, DirectFetch(store), run_in_thread)
+    made = await NodeTranslator(ROOT, 2**20).translate(
+        data, old, uncached_reads(store), run_in_thread
+    )
     document: Json = json.loads(made)
     return document
 
@@ -330,7 +332,8 @@ async def test_metadata_without_shards_is_stored_verbatim(
     translator = NodeTranslator(ROOT, 2**20)
 
     assert (
-        await translator.translate(data, stored, DirectFetch(MemoryStore()), run_in_thread) == data
+        await translator.translate(data, stored, uncached_reads(MemoryStore()), run_in_thread)
+        == data
     )
 
 
@@ -505,5 +508,5 @@ async def test_body_without_a_node_is_refused(given: bytes) -> None:
     """A written document that is no node raises BadBodyError."""
     with pytest.raises(BadBodyError):
         await NodeTranslator(ROOT, 2**20).translate(
-            given, None, DirectFetch(MemoryStore()), run_in_thread
+            given, None, uncached_reads(MemoryStore()), run_in_thread
         )

@@ -15,7 +15,7 @@ from shardgate.formats.surveying import Description, Fault, IndexEntry, Survey
 from shardgate.formats.zarr.metadata import Node, parse_array, parse_node
 from shardgate.formats.zarr.survey import ZarrShards, array_names, describe
 from shardgate.model import ByteRange, VirtualKey
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import ReadCache, uncached_reads
 from tests.support.formats.case import chunks_of, filled
 from tests.support.formats.zarr.building import (
     CRC,
@@ -31,9 +31,9 @@ from tests.support.resolving import ROOT
 _GRID = ZarrShards(ROOT, parse_array(array_metadata([5, 7], [4, 4], [sharding([2, 2])])))
 
 
-def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, DirectFetch]:
+def _shards(objects: dict[str, bytes]) -> tuple[ZarrShards, ReadCache]:
     array = parse_array(json.loads(objects["zarr.json"]))
-    return ZarrShards(ROOT, array), DirectFetch(filled(objects))
+    return ZarrShards(ROOT, array), uncached_reads(filled(objects))
 
 
 async def _survey(objects: dict[str, bytes], key: str) -> Survey:

@@ -26,7 +26,7 @@ from shardgate.formats.zip.directory import (
 )
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import Coded, Inline, Stored
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
 from tests.support.attacks.mutating import Change, at_random, changes
@@ -251,7 +251,7 @@ async def test_backslashes_separate_where_no_name_has_a_slash() -> None:
 
 
 async def _left_out(found: Opened) -> list[str]:
-    described = await found.layout.collections(
+    described = await found.members.collections(
         found.fetch, lambda _: pytest.fail("lists"), run_in_thread
     )
     return [each.description.why_sharded for each in described if isinstance(each, ChunkCollection)]
@@ -313,9 +313,9 @@ async def test_offsets_modulo_four_gigabytes_are_unwrapped(tmp_path: Path) -> No
 
     async with Stores(LimitSettings()) as stores:
         ref = stores.open_root(f"file://{tmp_path}").join("a.zip")
-        layout = await Zip(MOST, MOST).open(ref, DirectFetch(stores))
+        layout = await Zip(MOST, MOST).open(ref, uncached_reads(stores))
         assert layout is not None
-        assert await Opened(layout, stores, DirectFetch(stores)).read("behind") == b"far"
+        assert await Opened(layout, stores, uncached_reads(stores)).read("behind") == b"far"
 
 
 async def test_last_of_equal_names_counts() -> None:

@@ -114,7 +114,7 @@ async def test_long_directory_is_in_memory_only_while_it_is_in_the_cache() -> No
     assert kept.reads == []
     kept.fetch = ReadCache(kept.store, MetadataCache(2**24), ttl_s=60)
 
-    await layout.find("0/c/7", kept.fetch)
+    await layout.find("0/c/8", kept.fetch)
     assert [condition for _, condition in kept.reads] == [kept.etag] * 2
 
 

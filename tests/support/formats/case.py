@@ -60,7 +60,7 @@ class Container(Watched):
 
     async def open(self) -> Layout:
         """Open the container, and clear the recorded reads."""
-        layout, *_ = await self.data.dataset.containers.search(ROOT, VirtualKey(""), self.fetch)
+        layout, *_ = await self.data.dataset.containers.find(ROOT, VirtualKey(""), self.fetch)
         self.store.calls.clear()
         return layout
 

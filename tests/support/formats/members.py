@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardgate.formats.compression import decode_content
-from shardgate.formats.members import MemberLayout, Place
+from shardgate.formats.members import Members, Place
 from shardgate.formats.reading import Fetch
 from shardgate.model import ByteRange, Coded, Inline, Missing, ObjectRef, Part, Stored
 from shardgate.storage.contract import Found, ObjectReader
@@ -13,13 +13,13 @@ from shardgate.storage.contract import Found, ObjectReader
 class Opened:
     """A container of members in *store*, which *fetch* reads."""
 
-    layout: MemberLayout
+    members: Members
     store: ObjectReader
     fetch: Fetch
 
     async def find(self, name: str) -> Place:
         """Find a member."""
-        return await self.layout.find(name, self.fetch)
+        return await self.members.find(name, self.fetch)
 
     async def read(self, name: str) -> bytes | None:
         """Return the content of a member from where it was found; `None` if it is missing."""
@@ -39,7 +39,7 @@ class Opened:
         self, prefix: str = "", after: str = "", delimiter: str = ""
     ) -> dict[str, int | None]:
         """Return names and sizes below *prefix*, in order."""
-        names = self.layout.below(prefix, after, delimiter, self.fetch)
+        names = self.members.below(prefix, after, delimiter, self.fetch)
         return {name: nbytes async for name, nbytes in names}
 
     async def _get(self, ref: ObjectRef, place: ByteRange) -> bytes:

@@ -145,10 +145,10 @@ class SearchedContainers(Containers):
 
     searches: list[str] = field(default_factory=list)
 
-    async def search(self, root: ObjectRef, key: VirtualKey, *args: Any) -> Container:
+    async def find(self, root: ObjectRef, key: VirtualKey, *args: Any) -> Container:
         """Note the key, and search."""
         self.searches.append(key)
-        return await Containers.search(self, root, key, *args)
+        return await Containers.find(self, root, key, *args)
 
 
 def watch_searches(data: Reading) -> list[str]:

@@ -106,7 +106,8 @@ class RepoRefs:
     def read(self) -> Read[Marked[RepoInfo]]:
         decode = RepoMarkerDecoder(self.limit_nbytes)
         request = ByteRange(0, self.limit_nbytes + 1)
-        return Read("repo", self.directory.join(REPO), request, decode, memory_nbytes=memory_nbytes)
+        ref = self.directory.join(REPO)
+        return Read("repo", ref, request, decode, None, memory_nbytes, is_marker=True)
 
     async def info(self, fetch: Fetch, *, allow_stale: bool = False) -> RepoInfo | None:
         """Read ``repo``; with *allow_stale* a cached version of any age is good enough."""
@@ -170,7 +171,7 @@ class FileRefs:
         name = self.directory.join(f"refs/{type(ref).__name__.lower()}.{ref.name}/ref.json")
         read = Read("ref", name, ByteRange(0, 64 * 1024), read_ref_file)  # it has 30 bytes
         # The file of the branch main marks a repository, as the file repo does.
-        return read._replace(kind=REPO) if ref == MAIN else read
+        return read._replace(kind=REPO, is_marker=True) if ref == MAIN else read
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Read the file of *ref*, whose name is escaped or not."""
@@ -220,7 +221,9 @@ class FileRefs:
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
         """Read ``config.yaml``, if there is one."""
         name = self.directory.join("config.yaml")
-        found = await fetch(Read("config", name, ByteRange(0, MAX_NBYTES + 1), read_yaml_config))
+        request = ByteRange(0, MAX_NBYTES + 1)
+        # YAML takes 10 µs a byte.
+        found = await fetch(Read("config", name, request, read_yaml_config, is_slow=True))
         return () if found is None else found.value.containers
 
 

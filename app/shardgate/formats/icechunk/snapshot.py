@@ -36,7 +36,7 @@ from shardgate.formats.icechunk.flatbuffers import (
 )
 from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
 from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodedMetadata, DecodeError
 from shardgate.formats.zarr.array_spec import ShardAddress
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.keys import ChunkKeys
@@ -298,7 +298,7 @@ class SnapshotNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(DecodedMetadata):
     """A snapshot as it is served."""
 
     object_id: bytes

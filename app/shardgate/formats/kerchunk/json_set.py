@@ -40,16 +40,11 @@ from shardgate.formats.references import inline_bytes
 
 _DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
 """Names of the metadata documents of Zarr v2."""
-_LEAST_NBYTES: Final = 32
-"""Bytes of the limit for each reference, which takes 250 bytes of memory while it is decoded."""
 _MOST_MEMBERS: Final = 2**18
 """References that any set may have, of about 3 µs, and one more for each byte as it is stored: they
 take five bytes or more in JSON, and as many in most that are compressed.
 """
-_DOCUMENT_NBYTES: Final = 64
-"""Least bytes that a document counts for."""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-_MOST_CONSOLIDATED_NBYTES: Final = 16 * 1024**2
 _TEMPLATES: Final = re.compile(rb'"(?:templates|gen)"')
 _EXPANDED_NBYTES: Final = 192 * 1024**2
 """Memory of all that `MOST_STEPS` can generate."""
@@ -84,7 +79,8 @@ def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
     check_size(data, limit_nbytes)
     try:
         check_levels(data)
-        return _decode(_Cursor(data.decode(), members), limit_nbytes // _LEAST_NBYTES, len(data))
+        # A reference takes 250 bytes of memory while it is decoded: 32 bytes of the limit each.
+        return _decode(_Cursor(data.decode(), members), limit_nbytes // 32, len(data))
     except DecodeError:
         raise
     except ValueError as error:
@@ -134,7 +130,9 @@ class _Cursor:
 
 
 def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
-    flat, nested, others = TableBuilder(most_rows), TableBuilder(most_rows), dict[str, Json]()
+    flat = TableBuilder(most_rows)
+    nested = TableBuilder(most_rows)
+    others = dict[str, Json]()
     for name in cursor.members():
         if name == "refs" and cursor.begins("{"):
             for key in cursor.members():
@@ -150,10 +148,12 @@ def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
                 _add(flat, name, value)
             if len(flat) and not flat.has_valid:
                 raise DecodeError("no reference set: none of its members is a reference")
-            builder, urls = flat, flat.urls
+            builder = flat
+            urls = flat.urls
         case 1 if b"refs" not in flat:
             steps = StepBudget(MOST_STEPS + STEPS_PER_BYTE * nbytes)
-            builder, urls = nested, _expand(nested, others, steps)
+            builder = nested
+            urls = _expand(nested, others, steps)
         case 1:
             raise DecodeError("no reference set: refs: expected an object")
         case version:
@@ -215,12 +215,13 @@ def _consolidate(builder: TableBuilder) -> None:
     """Add consolidated metadata of a Zarr v2 group, where the set itself has its documents."""
     if builder.bytes_of(b".zgroup") is None or builder.bytes_of(CONSOLIDATED.encode()) is not None:
         return
-    documents, room = dict[str, Json](), _MOST_CONSOLIDATED_NBYTES
+    documents = dict[str, Json]()
+    room = 16 * 1024**2
     for name in builder.names:
         if name.rpartition(b"/")[2] not in _DOCUMENTS:
             continue
         data = builder.bytes_of(name)
-        if data is None or (room := room - max(len(data), _DOCUMENT_NBYTES)) < 0:
+        if data is None or (room := room - max(len(data), 64)) < 0:  # a short one has its name too
             return
         try:
             documents[name.decode()] = parse_json(data)

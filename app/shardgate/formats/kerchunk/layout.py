@@ -20,14 +20,13 @@ from shardgate.formats.kerchunk.reference_table import (
     ABSENT,
     CONSOLIDATED,
     InvalidReference,
-    Reference,
     ReferenceGrid,
     ReferenceSet,
     ReferenceTable,
     SourcePart,
 )
 from shardgate.formats.listing import Window
-from shardgate.formats.members import SET_SUFFIXES, MemberLayout, Place
+from shardgate.formats.members import SET_SUFFIXES, Members, Place
 from shardgate.formats.reading import (
     BoundDecoder,
     DecodeError,
@@ -60,7 +59,7 @@ class Kerchunk:
     limit_nbytes: int
     """Most bytes of a set in JSON, of a catalog, and of a table, also once it is inflated."""
     decoded_nbytes: int
-    """See `MemberLayout`."""
+    """See `Members`."""
     allowed: tuple[Allowed, ...] = ()
 
     @property
@@ -70,54 +69,65 @@ class Kerchunk:
     def is_container(self, name: str) -> bool:
         return name.lower().endswith(SET_SUFFIXES)
 
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
-        if self.is_container(directory.key):
-            ref, decode = directory, BoundDecoder(decode_json_set, (self.limit_nbytes,))
+    async def open(self, ref: ObjectRef, fetch: Fetch) -> Members | None:
+        if self.is_container(ref.key):
+            document = ref
+            decode = BoundDecoder(decode_json_set, (self.limit_nbytes,))
         else:
-            ref = directory.join(CONSOLIDATED)
+            document = ref.join(CONSOLIDATED)
             decode = BoundDecoder(decode_catalog, (self.limit_nbytes,))
         request = ByteRange(0, self.limit_nbytes + 1)
-        read = Read("metadata", ref, request, decode, None, json_set.memory_nbytes)
-        if (found := await fetch(read)) is None or not found.value.is_metadata:
+        memory_nbytes = json_set.memory_nbytes
+        found = await fetch(
+            Read("metadata", document, request, decode, None, memory_nbytes, is_marker=True)
+        )
+        if found is None or not found.value.is_metadata:
             return None
-        return ReferenceLayout(
-            directory, self.decoded_nbytes, None, self.limit_nbytes, self.allowed, read
+        return ReferencedMembers(
+            ref,
+            found.etag,
+            self.decoded_nbytes,
+            None,
+            self.limit_nbytes,
+            self.allowed,
+            document,
+            found.value,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceLayout(MemberLayout):
-    """The keys of the set that *read* reads."""
+class ReferencedMembers(Members):
+    """The keys of one version of a set, which *document* has."""
 
     limit_nbytes: int
     allowed: tuple[Allowed, ...]
-    read: Read[ReferenceSet]
+    document: ObjectRef
+    decoded: ReferenceSet
 
     @property
     def references(self) -> ObjectRef:
-        return self.read.ref
+        return self.document
 
     async def find(self, name: str, fetch: Fetch) -> Place:
-        if (found := await fetch(self.read)) is None:
-            return MISSING
-        references = found.value
-        ref = self.read.ref
-        etag = found.etag
-        reference: Reference
-        if (row := references.names.position(name)) is not None:
-            reference = references.table.lookup(row)
-        else:
-            match references.find_chunk(name):
-                case path, int(number):
-                    record, row = divmod(number, references.record_size)
-                    read = self._read_table(references, path, record)
-                    if (table := await fetch(read)) is None:
-                        return MISSING
-                    ref, etag = read.ref, table.etag
-                    reference = table.value.lookup(row)
-                case unknown:
-                    reference = unknown
-        match reference:
+        ref = self.document
+        etag = self.etag
+        table = self.decoded.table
+        row = self.decoded.names.position(name)
+        if row is None:
+            chunk = self.decoded.find_chunk(name)
+            if chunk is None:
+                return MISSING
+            if isinstance(chunk, InvalidReference):
+                raise DamagedError(ref, f"{name}: {chunk.reason}")
+            path, number = chunk
+            record, row = divmod(number, self.decoded.record_size)
+            read = self._read_table(path, record)
+            if (found := await fetch(read)) is None:
+                return MISSING
+            ref = read.ref
+            etag = found.etag
+            table = found.value
+        match table.lookup(row):
             case None:
                 return MISSING
             case bytes(data):
@@ -143,9 +153,8 @@ class ReferenceLayout(MemberLayout):
     async def below(
         self, prefix: str, after: str, delimiter: str, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
-        if (found := await fetch(self.read)) is None:
-            return
-        references, window = found.value, Window(prefix, after, delimiter)
+        references = self.decoded
+        window = Window(prefix, after, delimiter)
         arrays = [
             (f"{path}/0", (path, grid))
             for path, grid in references.arrays.items()  # its document has the same folder
@@ -157,24 +166,23 @@ class ReferenceLayout(MemberLayout):
         by_name = itemgetter(0)
         for name, found_at in merge(names, sorted(arrays, key=by_name), key=by_name):
             if isinstance(found_at, tuple):
-                async for key in self._chunks(references, *found_at, window, fetch):
+                async for key in self._chunks(*found_at, window, fetch):
                     yield key
             else:
                 yield name, None if found_at is None else references.table.length_of(found_at)
         if references.fault:
-            raise DamagedError(self.read.ref, references.fault)
+            raise DamagedError(self.document, references.fault)
 
     async def collections(
-        self, fetch: Fetch, _: Listing, run_in_thread: RunInThread
+        self, _fetch: Fetch, _listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        if (found := await fetch(self.read)) is None:
-            return ()
-        references, ref = found.value, self.read.ref
+        references = self.decoded
+        ref = self.document
         faults = await run_in_thread(lambda: [*islice(references.invalid(), _MOST_NAMED + 1)])
         if references.fault:
             faults.insert(0, ("", references.fault))
         damages = [
-            DamagedError(self.directory.join(name) if name else ref, reason)
+            DamagedError(self.ref.join(name) if name else ref, reason)
             for name, reason in faults[:_MOST_NAMED]
         ]
         if len(faults) > _MOST_NAMED:
@@ -182,18 +190,18 @@ class ReferenceLayout(MemberLayout):
         return [*references.left_out.describe("kerchunk"), *damages]
 
     async def _chunks(
-        self, references: ReferenceSet, path: str, grid: ReferenceGrid, window: Window, fetch: Fetch
+        self, path: str, grid: ReferenceGrid, window: Window, fetch: Fetch
     ) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the keys of chunks of the array at *path*."""
-        size = references.record_size
+        size = self.decoded.record_size
         count = prod(grid.counts)
         tables = -(-count // size)
         if count > _MOST_LISTED or tables > _MOST_TABLES:
             reason = f"{path}: {count} chunks in {tables} tables are too many to be listed"
-            raise DamagedError(self.read.ref, reason)
+            raise DamagedError(self.document, reason)
         present = np.zeros(count, np.bool_)
         for record in range(tables):
-            if (found := await fetch(self._read_table(references, path, record))) is not None:
+            if (found := await fetch(self._read_table(path, record))) is not None:
                 part = present[record * size : (record + 1) * size]
                 rows = found.value.sources[: len(part)] != ABSENT
                 part[: len(rows)] = rows
@@ -205,15 +213,15 @@ class ReferenceLayout(MemberLayout):
                 continue
             last = name
             nbytes = None
-            table = await fetch(self._read_table(references, path, record)) if name == key else None
+            table = await fetch(self._read_table(path, record)) if name == key else None
             if table is not None and row < len(table.value):
                 nbytes = table.value.length_of(row)
             yield name, nbytes
 
-    def _read_table(self, references: ReferenceSet, path: str, record: int) -> Read[ReferenceTable]:
+    def _read_table(self, path: str, record: int) -> Read[ReferenceTable]:
         """Return the read of a table of the array at *path*."""
-        ref = self.directory.join(f"{path}/refs.{record}.parq")
-        decode = BoundDecoder(decode_table, (references.record_size, self.limit_nbytes))
+        ref = self.ref.join(f"{path}/refs.{record}.parq")
+        decode = BoundDecoder(decode_table, (self.decoded.record_size, self.limit_nbytes))
         request = ByteRange(0, self.limit_nbytes + 1)
         return Read("references", ref, request, decode, None, parquet_set.memory_nbytes)
 

@@ -80,7 +80,8 @@ class _Reader:
     def fields(self, depth: int = 0) -> _Struct:
         if depth > _MOST_DEPTH:
             raise DecodeError(_TOO_DEEP)
-        fields, number = dict[int, Any](), 0
+        fields = dict[int, Any]()
+        number = 0
         while (head := self.take(1)[0]) != 0:
             number = number + (head >> 4) if head >> 4 else self._signed()
             fields[number] = self._value(head & 15, depth)
@@ -233,7 +234,10 @@ class ParquetFile:
         return column
 
     def _pages(self, chunk: _Chunk) -> Iterator[_ColumnPage]:
-        at, stop, rows, room = chunk.start, chunk.start + chunk.nbytes, 0, chunk.decoded_nbytes
+        at = chunk.start
+        stop = chunk.start + chunk.nbytes
+        rows = 0
+        room = chunk.decoded_nbytes
         while rows < chunk.rows:
             reader = _Reader(self._data[at : min(stop, at + _MOST_HEADER_NBYTES)])
             header = reader.fields()
@@ -296,12 +300,15 @@ def _page(
     most = _MOST_NUMBER if is_dictionary else chunk.rows
     count = _number(header, 1, "values of a page", most)
     rows = 0 if is_dictionary else count
-    levels, start, is_coded = b"", 0, bool(chunk.coding)
+    levels = b""
+    start = 0
+    is_coded = bool(chunk.coding)
     if kind == _DATA_PAGE_2:
         room = min(len(body), decoded_nbytes)
         first = _number(header, 6, "bytes of repetition levels", room)
         start = first + _number(header, 5, "bytes of definition levels", room - first)
-        levels, is_coded = body[first:start], is_coded and header.get(7, True)
+        levels = body[first:start]
+        is_coded = is_coded and header.get(7, True)
     data = body[start:]
     if is_coded and data:
         data = decode_content(chunk.coding, data, decoded_nbytes - start)
@@ -334,7 +341,8 @@ def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
     page.steps.spend(_TEXT_STEPS * page.value_count)
-    at, data = 0, page.data
+    at = 0
+    data = page.data
     for _ in range(page.value_count):
         start = at + _LENGTH.size
         at = start + int.from_bytes(data[at:start], "little")
@@ -356,7 +364,9 @@ def _unpack(data: bytes, bits: int, count: int, steps: StepBudget) -> NDArray[np
     """Decode *count* integers of so many *bits*: runs of one value, and packed groups of eight."""
     if bits > 32:  # noqa: PLR2004  the most that the format knows
         raise DecodeError(f"Parquet: integers of {bits} bits")
-    unpacked, at, reader = np.zeros(count, np.uint32), 0, _Reader(data)
+    unpacked = np.zeros(count, np.uint32)
+    at = 0
+    reader = _Reader(data)
     weights = 1 << np.arange(bits, dtype=np.uint32)
     while at < count and bits:
         steps.spend(_RUN_STEPS)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardgate.formats.documents import Json, check_levels, json_memory_nbytes
 from shardgate.formats.listing import Window
 from shardgate.formats.members import NO_KEY, LeftOut, SortedNames
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodedMetadata, DecodeError
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, check_integer
 
@@ -75,7 +75,8 @@ class ReferenceTable:
         """Return the reference in *row*."""
         if row >= len(self):
             return InvalidReference(f"its table has {len(self)} references, and no {row}")
-        source, start = self.sources.item(row), self.offsets.item(row)
+        source = self.sources.item(row)
+        start = self.offsets.item(row)
         length = self.lengths.item(row)
         if source == ABSENT:
             return None
@@ -116,7 +117,7 @@ class ReferenceGrid:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReferenceSet:
+class ReferenceSet(DecodedMetadata):
     """References by name; a set in Parquet has those of chunks in tables of their own."""
 
     names: SortedNames

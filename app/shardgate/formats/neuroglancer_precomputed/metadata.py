@@ -24,7 +24,7 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
     Names,
     VoxelBounds,
 )
-from shardgate.formats.reading import DecodeError, Fetch, RunInThread
+from shardgate.formats.reading import DecodedMetadata, DecodeError, Fetch, RunInThread
 from shardgate.formats.surveying import Description
 
 _ID_BITS: Final = 64
@@ -127,7 +127,7 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class Info(DecodedMetadata):
     """A decoded ``info``."""
 
     served: bytes

@@ -18,7 +18,14 @@ from shardgate.formats.compression import MEASURES
 from shardgate.formats.contract import Document, Layout, Target
 from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show, write_json
 from shardgate.formats.listing import PLAIN, ListingRules
-from shardgate.formats.reading import DecodeError, Fetch, Read, RunInThread, Versioned
+from shardgate.formats.reading import (
+    DecodedMetadata,
+    DecodeError,
+    Fetch,
+    Read,
+    RunInThread,
+    Versioned,
+)
 from shardgate.formats.surveying import ChunkCollection, Description, Listing, Shards
 from shardgate.formats.zarr.array_spec import ArraySpec
 from shardgate.formats.zarr.codecs import ChunkForm, item_nbytes, shape_of
@@ -57,7 +64,7 @@ def array_of(key: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(DecodedMetadata):
     """The entry point of a hierarchy."""
 
     metadata_key_suffix: str
@@ -371,8 +378,9 @@ class HierarchyLayout(Layout):
 
     def _describe_read(self, key: VirtualKey, parse: Callable[[Json, bytes], Node]) -> Read[Node]:
         limit = self.limits.limit_bytes
+        decode = DocumentDecoder(parse, limit)
         request = ByteRange(0, limit + 1)
-        return Read("metadata", self.directory.join(key), request, DocumentDecoder(parse, limit))
+        return Read("metadata", self.directory.join(key), request, decode, is_marker=True)
 
     async def _array_of(self, key: str, fetch: Fetch) -> ArraySpec | None:
         path = None if self.hierarchy.why_sharded else array_of(key)

@@ -11,7 +11,14 @@ import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json, parse_json, write_json
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread
+from shardgate.formats.reading import (
+    DecodedMetadata,
+    DecodeError,
+    Fetch,
+    Opaque,
+    Read,
+    RunInThread,
+)
 from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import (
     chunk_form,
@@ -56,7 +63,7 @@ _FLOATS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(DecodedMetadata):
     """A node of a Zarr hierarchy."""
 
     kind: str
@@ -237,7 +244,8 @@ class NodeTranslator:
         if {"", ".", ".."} & set(path.split("/")):
             raise BadBodyError(f"the consolidated metadata name no node: {path[:80]}")
         ref = self.directory.join(f"{path}/zarr.json")
-        found = await fetch(Read("metadata", ref, ByteRange(0, self.limit_bytes), Opaque))
+        request = ByteRange(0, self.limit_bytes)
+        found = await fetch(Read("metadata", ref, request, Opaque, is_marker=True))
         try:
             return restore(node, None if found is None else parse_stored(found.value.data))
         except ConflictError as error:

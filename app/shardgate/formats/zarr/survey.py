@@ -193,8 +193,9 @@ class ZarrShard:
                     async for cells in self._inner(survey.whole, entry).cells(io):
                         yield cells
             return
-        kind, ref, request, _, version, _ = self.level.index.read(self.inside or Whole(self.ref))
-        found = await io.fetch(Read(kind, ref, request, CellDecoder(self.level), version))
+        read = self.level.index.read(self.inside or Whole(self.ref))
+        decode = CellDecoder(self.level)
+        found = await io.fetch(Read(read.kind, read.ref, read.request, decode, read.version))
         if found is not None:
             first = map(floordiv, self.origin, self.array.inner_chunk_shape)
             yield found.value + np.array(tuple(first), np.uint64)

@@ -44,7 +44,6 @@ _COUNTED: Final = 2**16
 _NARROW: Final = 2**32
 """Entries, and bytes, at which some programs begin again at 0 instead of writing zip64 records."""
 _EXTRA: Final = Struct("<2H")
-_ZIP64: Final = 0x0001
 _WIDE: Final = 0xFFFFFFFF
 _MOST_WIDE: Final = 2**63 - 1
 _WIDE_DISK: Final = 0xFFFF
@@ -235,7 +234,9 @@ def _parse_end64(tail: bytes, at: int, located: int, narrow: Sequence[int]) -> t
 
 def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
     """Decode the central directory that *end* describes."""
-    packed, texts, at = bytearray(), list[bytes](), 0
+    packed = bytearray()
+    texts = list[bytes]()
+    at = 0
     while at < len(data):
         number = len(texts)
         name_at = at + _RECORD.size
@@ -274,7 +275,8 @@ def _find_keys(
     """Return the entries whose names are keys, and what is left out. In an archive without any
     slash backslashes are separators, as for Info-ZIP: programs of Windows write them.
     """
-    numbers, left_out = dict[bytes, int](), LeftOut()
+    numbers = dict[bytes, int]()
+    left_out = LeftOut()
     is_windows = not any(b"/" in text for text in texts)
     for number, text in enumerate(texts):
         key = text.replace(b"\\", b"/") if is_windows else text
@@ -297,7 +299,8 @@ def _text(name: bytes, host: int, flags: int, extra: bytes, crc: int) -> bytes:
     if b"up" in extra:  # §4.6.9: version 1, the CRC-32 of the name that it replaces, a name
         for field in _extra_fields(extra, _UNICODE_PATH):
             if field.startswith(b"\1" + crc.to_bytes(4, "little")) and len(field) > _NEW_NAME_AT:
-                name, flags = field[_NEW_NAME_AT:], _UTF8
+                name = field[_NEW_NAME_AT:]
+                flags = _UTF8
                 break
     if name.isascii():
         return name
@@ -324,7 +327,8 @@ def _extra_fields(fields: bytes, header_id: int) -> Iterator[bytes]:
 
 def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
     """Return *narrow* numbers, those replaced that the zip64 extra field holds (§4.5.3)."""
-    field, numbers = next(_extra_fields(extra, _ZIP64), b""), list[int]()
+    field = next(_extra_fields(extra, 0x0001), b"")
+    numbers = list[int]()
     for number, (name, stand_in) in zip(narrow, _WIDENED, strict=True):
         nbytes = 0 if number != stand_in else 4 if name == "disk" else 8
         if nbytes > len(field):

@@ -1,14 +1,15 @@
 """The entries of an archive found, and located in it."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from zlib_ng import zlib_ng
 
 from shardgate.errors import DamagedError, lost
 from shardgate.formats.compression import raw_deflate
-from shardgate.formats.members import ARCHIVE_SUFFIXES, MemberLayout, Place
+from shardgate.formats.members import ARCHIVE_SUFFIXES, Members, Place
 from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Read, RunInThread
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zip.directory import (
@@ -27,12 +28,13 @@ from shardgate.model import (
     MISSING,
     ByteRange,
     Coded,
-    ETag,
     Inline,
     ObjectRef,
     Stored,
     SuffixRange,
 )
+
+_REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Zip:
 
     limit_nbytes: int
     decoded_nbytes: int
-    """See `MemberLayout`."""
+    """See `Members`."""
     root: ObjectRef | None = None
     """The object that the settings name, which may have any name."""
 
@@ -52,66 +54,79 @@ class Zip:
     def is_container(self, name: str) -> bool:
         return name.lower().endswith(ARCHIVE_SUFFIXES)
 
-    async def open(self, directory: ObjectRef, fetch: Fetch) -> MemberLayout | None:
-        if directory != self.root and not self.is_container(directory.key):
+    async def open(self, ref: ObjectRef, fetch: Fetch) -> Members | None:
+        if ref != self.root and not self.is_container(ref.key):
             return None
         decode = BoundDecoder(decode_tail, (self.limit_nbytes,))
-        found = await fetch(Read("metadata", directory, SuffixRange(TAIL_NBYTES), decode))
+        found = await fetch(Read("metadata", ref, SuffixRange(TAIL_NBYTES), decode, is_marker=True))
         if found is None:
             return None
         if (end := found.value.spec) is None:
-            raise found.value.refusal(directory, "no zip archive")
+            raise found.value.refusal(ref, "no zip archive")
         end = unwrap(end, found.size - end.from_end)
-        if (shift := found.size - end.from_end - end.start) < 0:
+        # Other data may stand before the archive, such as a program that extracts it.
+        shift = found.size - end.from_end - end.start
+        if shift < 0:
             reason = f"its end record places the central directory {-shift} bytes too far behind"
-            raise DamagedError(directory, reason)
-        start, decode_rest = shift + end.start, BoundDecoder(decode_directory, (end,))
-        place = ByteRange(start, start + end.directory_nbytes)
-        read = Read("zip-directory", directory, place, decode_rest, found.etag, memory_nbytes)
-        table, modified_s = end.directory or read, found.modified_s
-        layout = ZipLayout(directory, self.decoded_nbytes, modified_s, found.etag, shift, table)
-        await layout.open_table(fetch)
-        return layout
+            raise DamagedError(ref, reason)
+        table: CentralDirectory | Read[CentralDirectory] | None = end.directory
+        if table is None:
+            start = shift + end.start
+            place = ByteRange(start, start + end.directory_nbytes)
+            decode_rest = BoundDecoder(decode_directory, (end,))
+            table = Read("zip-directory", ref, place, decode_rest, found.etag, memory_nbytes)
+        members = ZipMembers(ref, found.etag, self.decoded_nbytes, found.modified_s, shift, table)
+        await members.open_table(fetch)
+        return members
 
 
 @dataclass(frozen=True, slots=True)
-class ZipLayout(MemberLayout):
+class ZipMembers(Members):
     """The entries of one version of an archive, which begins *shift* bytes into the object."""
 
-    etag: ETag
     shift: int
     table: CentralDirectory | Read[CentralDirectory]
     """A long one is left to the cache, which may drop it."""
+    places: dict[str, Place] = field(default_factory=dict, compare=False)
+    """Places of the entries that were found last."""
 
     async def open_table(self, fetch: Fetch) -> CentralDirectory:
         """Return the central directory. Raises: `DamagedError`, `StorageError`."""
         if isinstance(self.table, CentralDirectory):
             return self.table
         if (found := await fetch(self.table)) is None:
-            raise lost(self.directory, self.etag)
+            raise lost(self.ref, self.etag)
         return found.value
 
     async def find(self, name: str, fetch: Fetch) -> Place:
-        """Find the entry *name*: by the local header in front of it, checked against the directory,
-        since only that tells where its data begin.
+        if (place := self.places.get(name)) is None:
+            place = await self._locate(name, fetch)
+            if len(self.places) >= _REMEMBERED:
+                del self.places[next(iter(self.places))]
+            self.places[name] = place
+        return place
+
+    async def _locate(self, name: str, fetch: Fetch) -> Place:
+        """Locate the entry *name* by the local header in front of it, checked against the
+        directory, since only that tells where its data begin.
         """
         if (entry := (await self.open_table(fetch)).lookup(name)) is None:
             return MISSING
         if entry.fault:
-            raise DamagedError(self.directory, f"{name}: {entry.fault}")
+            raise DamagedError(self.ref, f"{name}: {entry.fault}")
         start = self.shift + entry.start
         if not entry.size:
-            nothing = Stored(self.directory, ByteRange(start, start), self.etag)
+            nothing = Stored(self.ref, ByteRange(start, start), self.etag)
             return Inline(b"", nothing.etag)
         place = ByteRange(start, start + LOCAL_HEADER.size + entry.name_nbytes)
         decode = BoundDecoder(decode_local_header, (entry,))
-        header = await fetch(Read("zip-header", self.directory, place, decode, self.etag))
+        header = await fetch(Read("zip-header", self.ref, place, decode, self.etag))
         if header is None:
-            raise lost(self.directory, self.etag)
+            raise lost(self.ref, self.etag)
         begin = place.stop + int(header.value)
         if begin + entry.nbytes > self.shift + entry.stop:
-            raise DamagedError(self.directory, f"{name}: it overlaps the next entry")
-        data = Stored(self.directory, ByteRange(begin, begin + entry.nbytes), self.etag)
+            raise DamagedError(self.ref, f"{name}: it overlaps the next entry")
+        data = Stored(self.ref, ByteRange(begin, begin + entry.nbytes), self.etag)
         return data if entry.method == STORED else Coded(data, raw_deflate(entry.size, entry.crc))
 
     async def below(

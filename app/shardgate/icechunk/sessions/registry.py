@@ -47,7 +47,7 @@ from shardgate.icechunk.sessions.journal import (
 )
 from shardgate.icechunk.sessions.session import LIFETIME_S, Session
 from shardgate.icechunk.sessions.store import SessionStore
-from shardgate.model import VOLATILE, ObjectRef, VirtualKey
+from shardgate.model import ObjectRef, VirtualKey, VolatileBucket
 from shardgate.read.containers import Container, Containers, Dataset, Prefetch
 from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
 from shardgate.storage.contract import ObjectStore
@@ -67,13 +67,13 @@ class SessionContainers(Containers):
 
     store: SessionStore = field(kw_only=True)
 
-    async def search(
+    async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
     ) -> Container:
         """Return the container of *key*; a chunk that is no shard is served as a plain object."""
         if await self.store.is_whole_chunk(key):
             return Container(self.passthrough(root), key)
-        return await Containers.search(self, root, key, fetch, prefetch)
+        return await Containers.find(self, root, key, fetch, prefetch)
 
 
 class Sessions:
@@ -182,7 +182,7 @@ class Sessions:
         if (store := self._named.get(name)) is not None:
             await self._enter(store)
         else:
-            claimed = await dataset.containers.claimed(dataset.root, key, self._fetch)
+            claimed = await dataset.containers.open_claimed(dataset.root, key, self._fetch)
             if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
                 return dataset, key
             session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
@@ -255,7 +255,8 @@ def _root_of(repository: Repository, session_id: str) -> ObjectRef:
     """Return the root of a session's keys, which depends on the permitted virtual references."""
     # Another dataset may serve the same repository with other permissions.
     more = f"+{hash(repository.allowed):x}" if repository.allowed else ""
-    return ObjectRef(f"{VOLATILE}{repository.directory}/{SESSION}{session_id}{more}", "")
+    name = f"volatile+{repository.directory}/{SESSION}{session_id}{more}"
+    return ObjectRef(VolatileBucket(name, f"{SESSION}{session_id}"), "")
 
 
 def _discarded(document: SessionDocument) -> SessionDocument:

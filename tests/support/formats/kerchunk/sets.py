@@ -15,7 +15,7 @@ from kerchunk.hdf import SingleHdf5ToZarr
 
 from shardgate.formats.kerchunk.layout import Kerchunk
 from shardgate.formats.references import allow
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.settings import LimitSettings
 from shardgate.storage.stores import Stores
 from tests.support.formats.members import Opened
@@ -78,7 +78,7 @@ async def opening(
         beside = f"file://{path.parent}"
         prefixes = {beside: beside} | {url: f"file://{at}" for url, at in (buckets or {}).items()}
         allowed = tuple(allow(url, stores.open_prefix(at)) for url, at in prefixes.items())
-        fetch = DirectFetch(stores)
+        fetch = uncached_reads(stores)
         layout = await Kerchunk(limit_nbytes, limit_nbytes, allowed).open(
             stores.open_root(beside).join(path.name), fetch
         )

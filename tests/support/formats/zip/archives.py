@@ -11,7 +11,7 @@ from typing import Final
 
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
-from shardgate.read.perform import DirectFetch
+from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.memory import MemoryStore
 from tests.support.formats.members import Opened
 
@@ -133,7 +133,7 @@ async def opened(data: bytes, limit_nbytes: int = MOST) -> Opened:
     """Open the archive *data*."""
     store = MemoryStore()
     store.place(REF, data)
-    fetch = DirectFetch(store)
+    fetch = uncached_reads(store)
     layout = await Zip(limit_nbytes, MOST).open(REF, fetch)
     assert layout is not None
     return Opened(layout, store, fetch)

@@ -1,9 +1,9 @@
-"""Containers among the members of an archive: read, listed and surveyed as in a folder."""
+"""`shardgate.read.members`: containers in an archive, read, listed and surveyed as in a folder."""
 
 import io
 import json
 import zipfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from threading import get_ident
@@ -13,8 +13,9 @@ import pytest
 
 from shardgate.errors import DamagedError, ReadOnlyError
 from shardgate.formats.listing import Window
-from shardgate.formats.members import MemberLayout, Place
+from shardgate.formats.members import Members, Place
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.surveying import ChunkCollection
 from shardgate.model import (
     ByteRange,
     ByteRequest,
@@ -26,10 +27,9 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import ByteBudget
-from shardgate.read.consistency import FreshnessTracker
+from shardgate.read.containers import Routes
 from shardgate.read.listing import Root, find_collections
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.read.nesting import MemberReader
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key, inspect_shard
 from shardgate.survey.verify import verify
@@ -91,12 +91,12 @@ def _refuse(_: bytes) -> Opaque:
     raise DecodeError("refused")
 
 
-async def _fetch(store: MemoryStore, fetch: Fetch | None = None) -> MemberReader:
-    """Return a fetch of the members of the archive."""
+async def _member(store: MemoryStore, name: str) -> ObjectRef:
+    """Return the member *name* of the archive."""
     data = reading(store)
-    found = await data.dataset.containers.archive_of(ROOT, f"{NAME}/", data.fetch)
+    found = await data.dataset.containers.find_archive(ROOT, f"{NAME}/", data.fetch)
     assert found is not None
-    return MemberReader(found[0], fetch or data.fetch)
+    return found[0].root.join(name)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Recorder:
 
 
 @dataclass(frozen=True)
-class _InMemory(MemberLayout):
+class _InMemory(Members):
     """Members that all have the same bytes in memory."""
 
     data: bytes
@@ -122,6 +122,9 @@ class _InMemory(MemberLayout):
 
     async def below(self, *_: object) -> AsyncIterator[tuple[str, int | None]]:
         yield "a", len(self.data)
+
+    async def collections(self, *_: object) -> Sequence[ChunkCollection | DamagedError]:
+        return ()
 
 
 async def _listed(data: Reading, prefix: str) -> list[tuple[str, int | None]]:
@@ -279,9 +282,10 @@ async def test_document_in_an_archive_is_decoded_once(
 ) -> None:
     """A member, or a part of one that is not small, is decoded once however often it is read."""
     document = (bytes(range(256)) * 2**11)[:nbytes]
-    fetch = await _fetch(_archived({"a": document}, method))
+    store = _archived({"a": document}, method)
+    fetch = reading(store).fetch
     recorder = _Recorder()
-    read = Read("member", ROOT.join(f"{NAME}/a"), request_, recorder)
+    read = Read("member", await _member(store, "a"), request_, recorder)
     found = [await fetch(read), await fetch(read)]
 
     expected = document[-(2**18) :]
@@ -295,9 +299,9 @@ async def test_deflated_document_is_decoded_off_the_event_loop() -> None:
     """A deflated member is inflated and decoded in a thread, and its size counts as memory."""
     budget = ByteBudget(2**30, wait_s=0)
     store = _archived({"a": bytes(2**19)}, zipfile.ZIP_DEFLATED)
-    fetch = await _fetch(store, ReadCache(store, MetadataCache(2**20, budget), ttl_s=60))
+    fetch = ReadCache(store, MetadataCache(2**20, budget), ttl_s=60)
     recorder = _Recorder(budget)
-    await fetch(Read("member", ROOT.join(f"{NAME}/a"), None, recorder))
+    await fetch(Read("member", await _member(store, "a"), None, recorder))
 
     ((thread, held_nbytes),) = recorder.calls
     assert thread != get_ident()
@@ -309,8 +313,8 @@ async def test_small_parts_of_a_deflated_member_share_its_content() -> None:
     """Small parts of a deflated member are cut from its content, which is read once."""
     store = WatchedStore()
     content = bytes(range(256)) * 2**11
-    fetch = await _fetch(filled({NAME: _archive({"a": content}, zipfile.ZIP_DEFLATED)}, store))
-    ref = ROOT.join(f"{NAME}/a")
+    filled({NAME: _archive({"a": content}, zipfile.ZIP_DEFLATED)}, store)
+    fetch, ref = reading(store).fetch, await _member(store, "a")
     await fetch(Read("member", ref, ByteRange(0, 8), Opaque))
     store.calls.clear()
 
@@ -326,9 +330,9 @@ async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() ->
     """Bytes that a set of references holds are decoded in a thread if they are long."""
     recorder = _Recorder()
     for nbytes in (10, 2**19):
-        layout = _InMemory(ROOT, 2**20, None, bytes(nbytes))
-        fetch = MemberReader(layout, reading(MemoryStore()).fetch)
-        await fetch(Read("member", ROOT.join("a"), None, recorder))
+        members = _InMemory(ROOT, ETag('"1"'), 2**20, None, bytes(nbytes))
+        fetch = reading(MemoryStore()).fetch
+        await fetch(Read("member", members.root.join("a"), None, recorder))
 
     assert [thread == get_ident() for thread, _ in recorder.calls] == [True, False]
 
@@ -336,10 +340,11 @@ async def test_long_bytes_in_a_reference_set_are_decoded_off_the_event_loop() ->
 @every_method
 async def test_damage_of_a_document_in_an_archive_is_no_other_error(method: int) -> None:
     """A member that its decoder refuses raises DamagedError, deflated or not, in parts too."""
-    fetch = await _fetch(_archived({"a": bytes(2**10)}, method))
+    store = _archived({"a": bytes(2**10)}, method)
+    fetch, ref = reading(store).fetch, await _member(store, "a")
     for request in (None, ByteRange(0, 8)):
         with pytest.raises(DamagedError, match=r"scan\.zip/a: refused"):
-            await fetch(Read("member", ROOT.join(f"{NAME}/a"), request, _refuse))
+            await fetch(Read("member", ref, request, _refuse))
 
 
 @every_method
@@ -458,9 +463,10 @@ async def test_members_are_not_written() -> None:
     """Keys in an archive cannot be written: the target raises ReadOnlyError."""
     data = reading(_archived(zarr.build(_CHUNKS)))
     for key in ("c/0/0", "zarr.json", "new/file"):
-        container = await data.container(f"{NAME}/{key}")
         with pytest.raises(ReadOnlyError, match="read only"):
-            await container.layout.target(container.rest, FreshnessTracker(data.fetch))
+            await Routes(data.fetch).target(
+                data.dataset, VirtualKey(f"{NAME}/{key}"), data.resolver.new_tracker()
+            )
 
 
 async def test_folder_of_members_without_containers_is_searched_once() -> None:
@@ -488,7 +494,7 @@ async def test_chunks_of_one_shard_in_an_archive_have_one_name() -> None:
     data = reading(_archived(zarr.build(_CHUNKS)))
     names = []
     for key in _CHUNKS:
-        layout, rest, _ = await data.container(f"{NAME}/{key}")
+        layout, rest, *_ = await data.container(f"{NAME}/{key}")
         names.append(await layout.shard(rest, data.root.fetch))
 
     assert names[0] == names[1] != names[2]

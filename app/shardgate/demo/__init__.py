@@ -93,13 +93,13 @@ def _show(url: str, at: str) -> str:
 
 def _writers(folder: Path) -> dict[str, Callable[[Path], None]]:
     """Return the functions that write the examples, by name. Raises: `ImportError`."""
-    from shardgate.demo import earth, images, precomputed  # noqa: PLC0415 - they need an extra
+    from shardgate.demo import earth, microscopy, precomputed  # noqa: PLC0415 - they need an extra
 
     return {
         ROOTS["cells"]: precomputed.write,
-        ROOTS["image"]: images.write_image,
-        ROOTS["nested"]: images.write_nested,
-        ROOTS["film"]: images.write_film,
+        ROOTS["image"]: microscopy.write_image,
+        ROOTS["nested"]: microscopy.write_nested,
+        ROOTS["film"]: microscopy.write_film,
         ROOTS["history"]: partial(earth.write_history, tag=TAG, forecast=BRANCHES[0]),
         FIELD: earth.write_field,
         ROOTS["weather"]: partial(earth.write_set, source=folder / FIELD),

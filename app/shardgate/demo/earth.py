@@ -12,7 +12,7 @@ import numpy.typing as npt
 import zarr
 
 from shardgate.demo.grids import Field, halved, noise
-from shardgate.demo.images import create, multiscales
+from shardgate.demo.microscopy import create, multiscales
 
 _DAYS: Final = 10
 _HOURS: Final = 6

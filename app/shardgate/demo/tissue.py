@@ -43,7 +43,7 @@ _GREYS: Final = np.uint8(0b1111_1100)
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class Neurite:
     """The midline of a neurite; all rows are in units, along z, y and x."""
 
     points: Field
@@ -68,7 +68,7 @@ class Synapses:
 class Tissue:
     """A block of tissue; segment *n* is that of the tree *n - 1*."""
 
-    trees: list[Tree]
+    trees: list[Neurite]
     coarse_labels: npt.NDArray[np.uint16]
     """Segments on every second voxel along each axis."""
     labels: npt.NDArray[np.uint16]
@@ -81,7 +81,7 @@ class Tissue:
 def tissue() -> Tissue:
     """Grow the block, which is the same each time."""
     random = np.random.default_rng(5)
-    trees: list[Tree] = []
+    trees: list[Neurite] = []
     for number in range(_NEURITES):
         trees.append(_grow(random, _find_gap(random, trees), is_dendrite=not number % _THICK))
     coarse_labels, margin = _fill(random, trees)
@@ -93,7 +93,7 @@ def tissue() -> Tissue:
     return Tissue(trees, coarse_labels, labels, synapses, greys)
 
 
-def _find_gap(random: np.random.Generator, trees: list[Tree]) -> Field:
+def _find_gap(random: np.random.Generator, trees: list[Neurite]) -> Field:
     """Return the one of a few random points that is the farthest from all trees."""
     candidates: Field = random.uniform(0, _EXTENT, (_TRIES, 3))
     points = np.concatenate([np.zeros((1, 3)), *(tree.points for tree in trees)])
@@ -102,8 +102,8 @@ def _find_gap(random: np.random.Generator, trees: list[Tree]) -> Field:
     return farthest
 
 
-def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Tree:
-    """Let a tree grow from *start* into two directions, and branch."""
+def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Neurite:
+    """Grow a neurite from *start* into two directions, with branches."""
     radius = random.uniform(11, 18) if is_dendrite else random.uniform(4, 7)
     bend = 0.2 if is_dendrite else 0.28
     points = [start]
@@ -122,9 +122,9 @@ def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Tr
             points.append(point)
             radii.append(width * (1 + 0.25 * np.sin(at)))
             if random.random() < _BRANCHING and len(tips) < _MOST_TIPS:
-                aside = _unit(np.cross(heading, random.standard_normal(3)))
-                tips.append((at, 0.5 * heading + aside, 0.75 * width))
-    return Tree(
+                shift = _unit(np.cross(heading, random.standard_normal(3)))
+                tips.append((at, 0.5 * heading + shift, 0.75 * width))
+    return Neurite(
         np.array(points, np.float32).clip(0, _EXTENT),
         np.array(parents),
         np.array(radii, np.float32),
@@ -136,8 +136,10 @@ def _unit(vector: Field) -> Field:
     return vector / float(np.linalg.norm(vector))
 
 
-def _fill(random: np.random.Generator, trees: list[Tree]) -> tuple[npt.NDArray[np.uint16], Field]:
-    """Give each coarse voxel to the nearest tree, and return by how much it is the nearest."""
+def _fill(
+    random: np.random.Generator, trees: list[Neurite]
+) -> tuple[npt.NDArray[np.uint16], Field]:
+    """Assign each coarse voxel to the nearest neurite; return by how much it is the nearest."""
     labels = np.zeros(_COARSE_SHAPE, np.uint16)
     nearest = np.full(_COARSE_SHAPE, _FAR, np.float32)
     second = nearest.copy()
@@ -183,7 +185,7 @@ def _refine(labels: npt.NDArray[np.uint16], margin: Field) -> tuple[npt.NDArray[
 
 
 def _find_synapses(
-    random: np.random.Generator, labels: npt.NDArray[np.uint16], trees: list[Tree]
+    random: np.random.Generator, labels: npt.NDArray[np.uint16], trees: list[Neurite]
 ) -> Synapses:
     """Choose places where an axon touches a dendrite along x."""
     is_dendrite = np.array([False, *(tree.is_dendrite for tree in trees)])[labels]
@@ -195,14 +197,14 @@ def _find_synapses(
     return Synapses(before, after, segments.astype(np.uint64))
 
 
-def _find_mitochondria(random: np.random.Generator, trees: list[Tree]) -> Field:
+def _find_mitochondria(random: np.random.Generator, trees: list[Neurite]) -> Field:
     """Return how dark mitochondria are on every second voxel: most of all their membranes."""
     distances = np.full(_COARSE_SHAPE, _FAR, np.float32)
     for tree in trees:
         for first in range(int(random.integers(3, 11)), len(tree.points) - 3, 13):
             points, radii = tree.points[first : first + 3], tree.radii[first : first + 3]
-            aside = 0.4 * radii[:, np.newaxis] * _unit(random.standard_normal(3))
-            box, distance = _distances((points + aside).astype(np.float32), 0.5 * radii)
+            shift = 0.4 * radii[:, np.newaxis] * _unit(random.standard_normal(3))
+            box, distance = _distances((points + shift).astype(np.float32), 0.5 * radii)
             np.minimum(distances[box], distance, out=distances[box])
     rims: Field = 40 * np.exp(-((distances / 3) ** 2))
     return rims + 45 / (1 + np.exp(distances.clip(-20, 20)))

@@ -164,7 +164,7 @@ class Steps:
 
     shards: Rows
     """Shards along *axis* that are stored, none before a smaller one."""
-    axis: "Axis"
+    axis: "GridAxis"
 
     def walk(self, after: str) -> Iterator[int]:
         """Yield the cells in stored shards whose texts are not before *after*."""
@@ -210,7 +210,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class GridAxis:
     """One dimension of a grid of chunks."""
 
     count: int
@@ -238,14 +238,14 @@ class _Unread(NamedTuple):
 class Grid:
     """The cells of all stored shards, in the order of their keys."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     spell: Callable[[Cell], str]
     """Returns the common beginning of the keys with these first coordinates."""
     levels: OrderedDict[Cell, Rows] = field(default_factory=OrderedDict)
     """By first coordinates, the next coordinates in C order of the stored shards with these."""
 
     @classmethod
-    def of(cls, rows: Rows, axes: tuple[Axis, ...], spell: Callable[[Cell], str]) -> Self:
+    def of(cls, rows: Rows, axes: tuple[GridAxis, ...], spell: Callable[[Cell], str]) -> Self:
         """Return the grid with stored shards at *rows*, of shape ``(count, ndim)``, in C order."""
         return cls(axes, spell, OrderedDict({(): rows} if len(rows) else {}))
 

@@ -16,7 +16,7 @@ from shardgate.errors import BusyError, DamagedError, StorageUnusableError, Vers
 from shardgate.formats.members import MemberBucket
 from shardgate.formats.reading import Read, Versioned, Weighable
 from shardgate.model import ObjectRef
-from shardgate.read.members import read_member
+from shardgate.read.member_store import read_member
 from shardgate.read.metadata_cache import TRUSTED_S, CachedRead, ReadCache
 from shardgate.storage.contract import Stat
 

@@ -93,7 +93,7 @@ class Container(NamedTuple):
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing in it can ever be written."""
+        """Return whether nothing in it can ever be written."""
         return self.members is not None or self.layout.is_read_only
 
 

@@ -46,7 +46,7 @@ from shardgate.model import (
 )
 from shardgate.read.bodies import Entity
 from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.members import UNREADABLE, list_members, resolve
+from shardgate.read.member_store import UNREADABLE, list_members, resolve
 from shardgate.storage.contract import Listed, ObjectReader
 
 # After so many missing keys in a row those that exist are taken from all indexes of a collection,
@@ -235,7 +235,7 @@ type _Place = Location | Listed | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
+class _Directory:
     root: Root
     """The root of the tree, or that of an archive in it."""
     lead: str
@@ -288,16 +288,16 @@ class Tree:
         if claimed is None:
             folder = await self._top(root, lead)
         else:
-            folder = _Folder(root, lead, prefix.removesuffix(claimed.rest), claimed.layout, "")
+            folder = _Directory(root, lead, prefix.removesuffix(claimed.rest), claimed.layout, "")
         async for found in _merge(await self._streams(folder)):
             yield found
 
-    async def _top(self, root: Root, lead: str) -> _Folder:
+    async def _top(self, root: Root, lead: str) -> _Directory:
         """Return the folder that is *root*."""
         layout = await _if_sound(root.containers.open(root.ref, root.fetch))
-        return _Folder(root, lead, lead, layout or root.containers.passthrough(root.ref), "")
+        return _Directory(root, lead, lead, layout or root.containers.passthrough(root.ref), "")
 
-    async def _streams(self, folder: _Folder) -> Streams:
+    async def _streams(self, folder: _Directory) -> Streams:
         """Return the streams of the keys in *folder*, those of its stored objects last."""
         rules = await folder.layout.listing_rules(VirtualKey(folder.inside), folder.root.fetch)
         streams: list[Stream] = [self._virtual(folder, walk) for walk in rules.walks]
@@ -305,7 +305,7 @@ class Tree:
             streams.append(self._stored(folder, rules))
         return streams
 
-    async def _virtual(self, folder: _Folder, walk: Walk) -> AsyncGenerator[FoundKey]:
+    async def _virtual(self, folder: _Directory, walk: Walk) -> AsyncGenerator[FoundKey]:
         root = folder.root
         path = folder.path.removesuffix(folder.inside)  # of the container
         objects = partial(list_names, root, folder.ref_of(path))
@@ -376,7 +376,7 @@ class Tree:
         return await asyncio.to_thread(lambda: walk.grid.sort(np.concatenate(found)))
 
     async def _stored(
-        self, folder: _Folder, rules: ListingRules
+        self, folder: _Directory, rules: ListingRules
     ) -> AsyncGenerator[FoundKey | Streams]:
         path = folder.path
         prefix, after, delimiter = self.window
@@ -404,7 +404,7 @@ class Tree:
             if not self.window.meets(path):
                 return
 
-    async def _enter(self, folder: _Folder, rules: ListingRules, key: str) -> Streams:
+    async def _enter(self, folder: _Directory, rules: ListingRules, key: str) -> Streams:
         """Return the streams of the keys in *key*, a folder in *folder*."""
         if not self.window.meets(key) or not folder.shows(rules, key):
             return ()
@@ -431,7 +431,7 @@ async def _if_sound[T](opening: Awaitable[T | None]) -> T | None:
     return None
 
 
-def _show(folder: _Folder, rules: ListingRules, key: str, listed: Listed) -> FoundKey | None:
+def _show(folder: _Directory, rules: ListingRules, key: str, listed: Listed) -> FoundKey | None:
     is_shown = folder.shows(rules, key)
     if listed.size is None:
         return FoundKey(key, None) if is_shown else None

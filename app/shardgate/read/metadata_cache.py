@@ -19,7 +19,7 @@ from shardgate.formats.members import MemberBucket
 from shardgate.formats.reading import DecodedMetadata, Read, Versioned, Weighable
 from shardgate.model import ETag, Fixed, ObjectRef, VolatileBucket
 from shardgate.read.budget import ByteBudget
-from shardgate.read.members import read_member
+from shardgate.read.member_store import read_member
 from shardgate.read.perform import perform
 from shardgate.storage.contract import NotModified, ObjectReader, Stat
 from shardgate.storage.local_files import CODED
@@ -377,10 +377,10 @@ class ReadCache:
     ) -> None:
         """Note whether the marker *ref* exists. Raises: `MetadataMissingError`, `DamagedError`."""
         value = found.value if isinstance(found, Versioned) else None
-        told = value if isinstance(value, DecodedMetadata) else None
-        if found is None or (told is not None and told.is_page):
+        metadata = value if isinstance(value, DecodedMetadata) else None
+        if found is None or (metadata is not None and metadata.is_page):
             self._check_absence(ref, requested_at)
-        elif told is not None and not told.is_metadata:
+        elif metadata is not None and not metadata.is_metadata:
             if _path(ref) in self._markers:
                 raise DamagedError(ref, "it was metadata before, and no longer is")
         elif requested_at > self.forgotten_at(ref):

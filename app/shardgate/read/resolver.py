@@ -40,7 +40,7 @@ from shardgate.read.chunks import ChunkReader
 from shardgate.read.consistency import FreshnessTracker, consistent
 from shardgate.read.containers import Container, Dataset, Routes
 from shardgate.read.listing import Page, Root, list_page
-from shardgate.read.members import resolve
+from shardgate.read.member_store import resolve
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CachedRead, ReadCache
 from shardgate.storage.contract import NO_HEADERS, Found, ObjectHeaders, ObjectReader, Stat
 from shardgate.storage.http_headers import object_headers

@@ -108,12 +108,12 @@ class ArrayView(Description):
 
     @property
     def has_unequal_chunks(self) -> bool:
-        """Whether it is an array without one shape of its chunks."""
+        """Return whether it is an array without one shape of its chunks."""
         return self.shape is not None and self.inner_chunk_shape is None
 
     @property
     def is_drawn(self) -> bool:
-        """Whether Neuroglancer draws it."""
+        """Return whether Neuroglancer draws it."""
         return bool(self.axes) and not self.has_unequal_chunks and self.data_type in _DRAWN
 
 

@@ -51,7 +51,7 @@ from shardgate.read.listing import (
     find_collections,
     find_containers,
 )
-from shardgate.read.members import resolve, survey_shard
+from shardgate.read.member_store import resolve, survey_shard
 from shardgate.read.resolver import Resolver
 from shardgate.survey.arrays import ArrayView
 from shardgate.survey.images import read_ome

@@ -28,7 +28,7 @@ from shardgate.model import (
     encode_path,
 )
 from shardgate.read.listing import FoundKey, Root, Tree
-from shardgate.read.members import resolve
+from shardgate.read.member_store import resolve
 from shardgate.storage.contract import Listed
 from shardgate.storage.http_store import url_of
 

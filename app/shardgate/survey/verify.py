@@ -55,7 +55,7 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.listing import OpenedContainer, Root, collections_of, find_containers
-from shardgate.read.members import survey_shard
+from shardgate.read.member_store import survey_shard
 from shardgate.read.metadata_cache import uncached_reads
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore

@@ -28,9 +28,9 @@ from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotNode
 from shardgate.formats.icechunk.survey import InlineFetch, enclose, enclose_shard, survey_ref
 from shardgate.formats.listing import (
     LAST,
-    Axis,
     Cell,
     Grid,
+    GridAxis,
     GridWalk,
     Item,
     ListingIO,
@@ -327,7 +327,7 @@ class RepositoryLayout(Layout):
         ]
         rows = await io.run_in_thread(_stored_rows, node.node_id, chunks.grid, manifests)
         array = node.document.array
-        axes = tuple(map(Axis, chunks.grid)) if array is None else array.axes
+        axes = tuple(map(GridAxis, chunks.grid)) if array is None else array.axes
         grid = Grid(axes, lambda cell: lead + chunks.keys.beginning(cell))
 
         async def list_rows(_: Cell) -> Rows:

@@ -14,9 +14,9 @@ from shardgate.formats.contract import Layout, Slot, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import (
     PLAIN,
-    Axis,
     Cell,
     Grid,
+    GridAxis,
     GridWalk,
     Item,
     ListingIO,
@@ -223,7 +223,7 @@ class VolumeWalk:
         """Return the grid of chunks, with shards of *size*."""
         names = self.names
         lead = self.shards.prefix
-        axes = tuple(map(Axis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
+        axes = tuple(map(GridAxis, names.grid.shape, size, names.voxel_offset, names.chunk_size))
         return Grid(axes, lambda cell: lead + names.beginning(cell))
 
     async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:

@@ -5,7 +5,7 @@ from operator import floordiv, lt, mul, sub
 from typing import NamedTuple
 
 from shardgate.formats.documents import Json
-from shardgate.formats.listing import Axis
+from shardgate.formats.listing import GridAxis
 from shardgate.formats.zarr.codecs import ChunkForm
 from shardgate.formats.zarr.grid import RectilinearAxis, ShardEdges
 from shardgate.formats.zarr.index import IndexCodec, ShardingLevel
@@ -56,10 +56,10 @@ class ArraySpec:
         return 0
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
+    def axes(self) -> tuple[GridAxis, ...]:
         """The grid of the inner chunks."""
         shapes = zip(self.shape, self.inner_chunk_shape, self.shard_shape, strict=True)
-        return tuple(Axis(-(-size // inner), shard // inner) for size, inner, shard in shapes)
+        return tuple(GridAxis(-(-size // inner), shard // inner) for size, inner, shard in shapes)
 
     def origin(self, coords: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the first array element of the inner chunk at *coords*; `None` off the array."""
@@ -100,7 +100,7 @@ class RectilinearArraySpec(ArraySpec):
         return sum(edges.nbytes for edges in self.edges)
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
+    def axes(self) -> tuple[GridAxis, ...]:
         each = zip(self.shape, self.inner_chunk_shape, self.edges, strict=True)
         return tuple(
             RectilinearAxis(-(-size // inner), edges=edges, chunk_length=inner)

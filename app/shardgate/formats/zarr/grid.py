@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardgate.formats.documents import Json
-from shardgate.formats.listing import Axis
+from shardgate.formats.listing import GridAxis
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import MAX_SIZE, codec_name, configuration, shape_of
 
@@ -91,7 +91,7 @@ class ShardEdges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RectilinearAxis(Axis):
+class RectilinearAxis(GridAxis):
     """One dimension of a grid of chunks in shards of different lengths."""
 
     edges: ShardEdges

@@ -22,7 +22,7 @@ from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.layout import KeyBlock, key_blocks
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Virtual
 from shardgate.formats.icechunk.snapshot import Chunks
-from shardgate.formats.listing import Axis, Grid, Window
+from shardgate.formats.listing import Grid, GridAxis, Window
 from shardgate.icechunk.sessions.document import (
     ChunkAddress,
     SessionDocument,
@@ -313,7 +313,7 @@ class _SessionListing:
                 yield self._listed(block.start, len(node.document), node.etag)
             return
         rows, journaled = await self._chunks(node, chunks)
-        axes = tuple(map(Axis, chunks.grid))
+        axes = tuple(map(GridAxis, chunks.grid))
         grid = Grid.of(rows, axes, lambda at: folder + chunks.keys.beginning(at))
         walk = grid.cells(window)
 

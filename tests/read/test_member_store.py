@@ -1,4 +1,4 @@
-"""`shardgate.read.members`: containers in an archive, read, listed and surveyed as in a folder."""
+"""`shardgate.read.member_store`: containers in archives, read, listed and surveyed as in folders."""
 
 import io
 import json

@@ -121,10 +121,8 @@ def multiscales(
         for level in range(levels)
     ]
     keys = ("name", "type", "unit")
-    described = [
-        {key: value for key, value in zip(keys, axis, strict=True) if value} for axis in axes
-    ]
-    multiscale = {"name": name, "axes": described, "datasets": datasets}
+    listed = [{key: value for key, value in zip(keys, axis, strict=True) if value} for axis in axes]
+    multiscale = {"name": name, "axes": listed, "datasets": datasets}
     return {"version": "0.5", "multiscales": [multiscale]}
 
 

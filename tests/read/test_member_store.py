@@ -1,4 +1,4 @@
-"""`shardgate.read.member_store`: containers in archives, read, listed and surveyed as in folders."""
+"""`shardgate.read.member_store`: containers in archives, which are read as in folders."""
 
 import io
 import json

@@ -173,8 +173,8 @@ async def test_flipped_bit_of_a_checksummed_index_is_detected(case: Case, step: 
             assert report.chunks == len(case.chunks) or report.damages
 
 
-_OF_FORMATS = {"commit_body.py", "repositories.py", "sections.py", "sessions.py"}
-"""Modules that serve Icechunk, or draw pictures of certain formats, outside of their folders."""
+_OF_FORMATS = {"arrays.py", "commit_body.py", "repositories.py", "sections.py", "sessions.py"}
+"""Modules that serve Icechunk, or show and draw arrays of certain formats."""
 
 
 def test_formats_are_imported_by_their_own_modules_only() -> None:

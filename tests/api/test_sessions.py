@@ -261,6 +261,28 @@ def test_deletion_of_an_absent_inner_chunk_conflicts(pair: Replicas) -> None:
     assert pair.group()[name][:].tolist() == [1, 0, 0, 0]
 
 
+def test_folder_is_listed_if_keys_in_it_follow_the_start(pair: Replicas, session_id: str) -> None:
+    """A listing that starts inside of a folder has its common prefix only if keys in it follow, in
+    a session and on a branch.
+    """
+    name = secrets.token_hex(4)
+    pair.put(session_id, f"{name}/zarr.json", GROUP)
+    pair.put(session_id, f"{name}/b/zarr.json", ARRAY)
+    pair.put(session_id, f"{name}/b/c/1", b"12")
+
+    def is_listed(lead: str, start: str) -> bool:
+        params = {"list-type": "2", "prefix": lead, "delimiter": "/"}
+        params["start-after"] = f"{lead}{name}/{start}"
+        return f"<Prefix>{lead}{name}/</Prefix>" in pair.clients[0].get("/data", params=params).text
+
+    starts = ("", "b/c/0", "b/c/1", "b/d", "b/zarr.json", "zarr.json", "zz")
+    listed = [is_listed(f"@session.{session_id}/", start) for start in starts]
+    pair.committed(session_id)
+
+    assert listed == [False, True, True, True, True, False, False]
+    assert [is_listed("@branch.main/", start) for start in starts] == listed
+
+
 def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:
     """Deleting a prefix removes its nodes, or an array's chunks, and returns their number.
 

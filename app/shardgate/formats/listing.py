@@ -59,8 +59,12 @@ class Window(NamedTuple):
         return None if at < 0 else key[: at + len(self.delimiter)]
 
     def opens(self, folded: str) -> bool:
-        """Return whether *folded*, a result of `fold`, is selected."""
-        return folded > self.after or (folded != self.after and self.after.startswith(folded))
+        """Return whether *folded*, a result of `fold`, may be selected."""
+        return folded > self.after or self.begins_in(folded)
+
+    def begins_in(self, folded: str) -> bool:
+        """Return whether *folded* is selected only if it has keys that sort after *after*."""
+        return folded != self.after and self.after.startswith(folded)
 
     def is_past(self, start: str) -> bool:
         """Return whether no key is selected that begins with *start* or sorts after it."""

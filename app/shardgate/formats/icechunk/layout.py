@@ -228,8 +228,9 @@ class RepositoryLayout(Layout):
         within = window.below(lead)
         folded = None
         for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
-            if (start := within.fold(block.start)) is not None:
-                if start != folded and within.opens(start):
+            start = within.fold(block.start)
+            if start is not None and not within.begins_in(start):
+                if start != folded and start > within.after:
                     folded = start
                     yield Item(lead + start, None)
             elif (chunks := block.chunks) is not None:

@@ -276,12 +276,13 @@ class _SessionListing:
         folded = None
         window = self.window
         for block in await asyncio.to_thread(self._blocks):
-            if (start := window.fold(block.start)) is None:
+            start = window.fold(block.start)
+            if start is None or window.begins_in(start):
                 async for listed in self._list(block):
                     if listed.size is not None or listed.ref.key != folded:
                         yield listed
                     folded = listed.ref.key if listed.size is None else folded
-            elif start != folded and window.opens(start) and await self._has_keys(block, start):
+            elif start != folded and start > window.after and await self._has_keys(block, start):
                 folded = start
                 yield self._listed(start, None)
 
@@ -309,8 +310,12 @@ class _SessionListing:
         _, folder, node, chunks = block
         window = self.window
         if chunks is None:
-            if window.admits(block.start):
+            if not window.admits(block.start):
+                return
+            if (start := window.fold(block.start)) is None:
                 yield self._listed(block.start, len(node.document), node.etag)
+            else:
+                yield self._listed(start, None)
             return
         rows, journaled = await self._chunks(node, chunks)
         axes = tuple(map(GridAxis, chunks.grid))
@@ -319,10 +324,10 @@ class _SessionListing:
 
         async def look_up(coords: tuple[int, ...]) -> Listed | None:
             key = grid.spell(coords)
-            if (folded := window.fold(key)) is not None:
-                return self._listed(folded, None) if window.opens(folded) else None
             if not window.admits(key):
                 return None
+            if (folded := window.fold(key)) is not None:
+                return self._listed(folded, None) if window.opens(folded) else None
             return await self._look_up(ChunkAddress(node, coords), key, journaled.get(coords))
 
         while batch := await asyncio.to_thread(lambda: list(islice(walk, 256))):

@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests need, and the order of all tests."""
 
+import fcntl
 import gc
 import os
 import shutil
@@ -162,8 +163,16 @@ def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator
 
 @pytest.fixture(scope="session")
 def demo_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write the examples of the demo into a folder of their own, to be read only."""
-    return demo.write(tmp_path_factory.mktemp("examples"))
+    """Write the examples of the demo into a folder of their own, to be read only.
+
+    All workers share it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "examples.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return demo.write(folder / "examples")
 
 
 @pytest.fixture(scope="session")

@@ -186,7 +186,8 @@ def test_picture_has_its_time(browser: Browser, url: str, told: str, *, is_mixed
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [pytest.param("image", 1, marks=soak), ("cells", 3), ("nested", 1)]
+    ("name", "layers"),
+    [pytest.param("image", 1, marks=soak), pytest.param("cells", 3, marks=soak), ("nested", 1)],
 )
 def test_viewer_link_shows_the_data(
     browser: Browser, url: str, pictures: Path, name: str, layers: int

@@ -146,7 +146,7 @@ class Authenticator:
         self._tokens = tokens
         self._signatures = signatures
         # Readers with the end of validity, by dataset, credentials and whether in the path.
-        self._readers: dict[tuple[str, bytes, bool], tuple[Caller | None, float]] = {}
+        self._readers: dict[tuple[str, bytes, bool], tuple[Caller, float]] = {}
 
     def forget(self) -> None:
         """Identify each caller anew, as a token has ended."""
@@ -163,7 +163,7 @@ class Authenticator:
         sent = segment or request.headers.get(b"authorization", b"")
         name = "" if dataset is None else dataset.name
         key = (name, sent, segment is not None)
-        caller, until = self._readers.get(key, (None, -inf))
+        caller, until = self._readers.get(key, (NOBODY, -inf))
         if until <= now:
             known = self._tokens.cached(sent if segment is None else token_in(segment))
             if known is None or not may_read(known.caller, dataset):

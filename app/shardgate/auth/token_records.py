@@ -155,7 +155,7 @@ class TokenRecords:
             try:
                 async with asyncio.timeout(_WAIT_S):
                     await self._reads.run("ended", self._read)
-            except TimeoutError:  # the read continues; until it ends, no other request waits for it
+            except TimeoutError:  # the read goes on, and for a while no other request waits for it
                 self._stale_at = self._clock() + CHECKED_S
         if not self._is_known:
             raise TokenRecordsError("it cannot be read at the moment which tokens have ended")

@@ -163,12 +163,13 @@ def _distances(points: Field, radii: Field) -> tuple[tuple[slice, ...], Field]:
     origin = starts.min(axis=0)
     field = np.full(stops.max(axis=0) - origin, _FAR, np.float32)
     for point, radius, start, stop in zip(points, radii, starts, stops, strict=True):
-        z, y, x = (
+        squares = (
             (np.arange(first, last, dtype=np.float32) * step - middle) ** 2
             for first, last, step, middle in zip(start, stop, _COARSE_STEPS, point, strict=True)
         )
+        z2, y2, x2 = squares
         near = field[tuple(map(slice, start - origin, stop - origin))]
-        distance = np.sqrt(z[:, np.newaxis, np.newaxis] + (y[:, np.newaxis] + x)) - radius
+        distance = np.sqrt(z2[:, np.newaxis, np.newaxis] + (y2[:, np.newaxis] + x2)) - radius
         np.minimum(near, distance, out=near)
     return tuple(map(slice, origin, stops.max(axis=0))), field
 
@@ -217,11 +218,11 @@ def _look_at(
     dark = np.exp(-((margin / _MEMBRANE) ** 2))
     for place in (synapses.before + synapses.after) // 2:  # dense, and thicker than a membrane
         around = tuple(slice(at - 5, at + 6) for at in place)
-        z, y, x = (
+        z2, y2, x2 = (
             ((rows - at) * step) ** 2
             for rows, at, step in zip(np.ogrid[around], place, STEPS, strict=True)
         )
-        density = np.exp(-((margin[around] / 7) ** 2) - ((z + y + x) / 30) ** 2)
+        density = np.exp(-((margin[around] / 7) ** 2) - ((z2 + y2 + x2) / 30) ** 2)
         np.maximum(dark[around], density, out=dark[around])
     dark *= 115
     dark += doubled(mitochondria, range(3)) * (margin > _MEMBRANE)

@@ -1,7 +1,7 @@
 """Members: objects that lie in other ones, as the entries of an archive or of a reference set.
 
 The members of one version of an archive, or of a set, have a bucket of their own, so that formats
-and callers take them for objects of a store. `read.members` reads them where they lie.
+and callers take them for objects of a store. `read.member_store` reads them where they lie.
 """
 
 import re

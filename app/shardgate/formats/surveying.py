@@ -161,7 +161,7 @@ class Shard(Protocol):
     async def survey(self, fetch: Fetch) -> Survey | None:
         """Read the indexes; `None` if there is no such shard. Raises: `DamagedError`.
 
-        Callers outside of the format use `read.members.survey_shard`: it may lie in an archive.
+        Others use `read.member_store.survey_shard`: the shard may lie in an archive.
         """
 
 

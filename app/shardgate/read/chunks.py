@@ -204,7 +204,8 @@ class ChunkReader:
     async def read(self, chunk: Stored, *, keep: bool = False) -> bytes:
         """Read exactly the bytes of *chunk*, and cache them if *keep*.
 
-        Raises: `VersionChangedError` if the object was replaced, and any other `StorageError`.
+        Callers have looked into the cache before. Raises: `VersionChangedError` if the object was
+        replaced, and any other `StorageError`.
         """
         start, stop = chunk.byte_range
         if start == stop:
@@ -228,7 +229,7 @@ class ChunkReader:
         try:
             return await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():
+            if not waiter.cancelled():  # the read ended in the same turn of the loop
                 waiter.exception()  # else asyncio logs that it was never retrieved
             pending.waiters.remove(waiter)
             if not pending.waiters and self._pending.get(chunk) is pending:

@@ -136,7 +136,9 @@ class Containers:
 
     @property
     def inside_archives(self) -> "Containers":
-        """The containers among members: no repositories, whose references lead to whole objects."""
+        """The containers among members: no repositories, whose references lead to whole objects,
+        and no archives.
+        """
         return Containers([fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)])
 
     async def find(
@@ -155,7 +157,7 @@ class Containers:
         members, start = archive
         name = VirtualKey(key[start:])
         found = await self.inside_archives.find(members.root, name, fetch)
-        if type(found.layout) is PassThrough:
+        if type(found.layout) is PassThrough:  # and not one of its subclasses
             folder, _, rest = name.rpartition("/")
             found = Container(MemberFolder(members.root.join(folder)), VirtualKey(rest))
         return found._replace(members=members)
@@ -256,7 +258,9 @@ class Containers:
         return where the names of its members begin in *key*. Raises: `DamagedError`.
         """
         start = 0
-        for _ in range(MAX_DEPTH if self.archives else 0):
+        if not self.archives:
+            return None
+        for _ in range(MAX_DEPTH):
             members = await self.open_archive(root.join(key[:start].rstrip("/")), fetch)
             if members is not None:
                 return members, start
@@ -390,6 +394,7 @@ class Routes:
             rest = VirtualKey(key[len(name[2]) :])
             around = [each for each, start in outer if each.encloses(VirtualKey(key[start:]))]
             # Of several archives on the way to a key the first one has it.
+            # Names of archives have a dot, which is a cheap test.
             is_hiding = members is None and "." in rest and containers.may_enter_archive(rest)
             if layout.encloses(rest) and not around and not is_hiding:
                 tracker.adopt(route.tracker)

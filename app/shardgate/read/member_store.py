@@ -81,18 +81,20 @@ async def read_member[T: Weighable](
         case Inline(data, etag):
             return await _decode(read, data[start:stop], etag, nbytes)
         case Coded(stored, coding):
-            place = cast("Stored", stored)
-            inside = _inflating(members, read, place, coding, ByteRange(start, stop))
+            encoded = cast("Stored", stored)
+            inside = _inflating(members, read, encoded, coding, ByteRange(start, stop))
+            outer: Stored | Part = encoded
         case Stored() | Part() if start == stop:
             etag = place.etag if isinstance(place, Stored) else ETag('"empty"')
             return await _decode(read, b"", etag, nbytes)
         case Stored() | Part():
+            outer = place
             begin = place.byte_range.start
             request = ByteRange(begin + start, begin + stop)
             inside = read._replace(ref=place.ref, request=request, version=place.version)
     if inside.is_marker and inside.version is not None:
         inside = inside._replace(kind="member", is_marker=False)  # its archive is the marker
-    ref, whole, _ = place
+    ref, whole, _ = outer
     try:
         found = await fetch(inside, allow_stale=allow_stale)
     except DamagedError as error:

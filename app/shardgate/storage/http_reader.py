@@ -405,10 +405,10 @@ class HttpReader(ABC):
     async def _check_range(
         self, ref: ObjectRef, request: ByteRange, refusal: Refusal, if_match: Condition | None
     ) -> None:
-        """Raise what `clamp` does for a range that a server has refused, if it does."""
+        """Raise what `clamp` does if *request* is outside of the object; else return."""
         if (size := refusal.size) is None:
             found = await self.stat(ref)
-            if found is None:
+            if found is None:  # it existed for the refusal, so it was replaced
                 raise VersionChangedError(ref)
             size = found.size
         clamp(ref, request, size, if_match)

@@ -137,10 +137,10 @@ class CloudStore(ReadOnlyStore):
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Page through the listing; obstore lists whole folders, and always from the start."""
+        """Page through the listing: of whole folders, and with a delimiter from the start."""
         folder = prefix.key[: prefix.key.rfind("/") + 1]
         if folder and not _is_name(folder.removesuffix("/")):
-            return
+            return  # obstore would list another folder
         with _translated(prefix):
             async for each in self._list(ObjectRef(prefix.bucket, folder), delimiter, after):
                 if each.ref.key > after and each.ref.key.startswith(prefix.key):
@@ -243,6 +243,7 @@ class CloudStore(ReadOnlyStore):
         if code in {"BlobNotFound", "NoSuchKey"}:
             return
         if is_head:
+            # By a GET, whose 404 has the error document.
             is_there = await self._ask(ref, None, None, None) is not None
         else:
             is_there = await self._is_listed(ref)

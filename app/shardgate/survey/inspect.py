@@ -256,8 +256,10 @@ def report_index(survey: Survey) -> IndexReport:
         raise DamagedError(whole.ref, table.faults[0].reason)
     checksums = (ByteRange(at.stop - CHECKSUM_NBYTES, at.stop) for at in survey.checksummed)
     length = whole.byte_range.length
-    others = Ranges.of(*checksums, ByteRange(length, length))
-    _, (starts, _), reached = Sweep.over(table, survey.indexes, others)
+    end = ByteRange(length, length)  # what is unused before it is a gap too
+    sweep = Sweep.over(table, survey.indexes, Ranges.of(*checksums, end))
+    starts, _ = sweep.places
+    reached = sweep.reached
     gaps = (starts - reached)[starts > reached]
     return IndexReport(
         shard=str(whole.ref),

@@ -219,8 +219,8 @@ class LoginPages:
             case ForPages(page):
                 return RedirectResponse(f"{address.root_path}{page}", HTTPStatus.SEE_OTHER)
             case ForCommand(challenge, port):
-                # The command exchanges its code within two minutes.
-                code = self._tokens.sign(CODE, {**rights, "challenge": challenge}, 120)
+                # The command exchanges its code at once: two minutes are enough for a slow network.
+                code = self._tokens.sign(CODE, {**rights, "challenge": challenge}, 2 * 60)
                 return await self._render(
                     f"{name} has signed in. The command shardgate login may read with it.",
                     code=code,

@@ -298,7 +298,8 @@ class Previews:
         """
         drawing = look.drawing
         nbytes = look.nbytes
-        objects = dict([drawing.document])
+        document_name, document = drawing.document
+        objects = {document_name: document}
         etags: dict[str, ETag] = {}
 
         async def read_chunk(name: str) -> None:
@@ -312,6 +313,7 @@ class Previews:
             nbytes += len(data) - entity.length
             _check_size(nbytes)
             objects[f"{drawing.inside}{name}"] = data
+            # A body that was inflated for us has an ETag of its own.
             etags[name] = entity.etag if version in entity.names else version
 
         await bounded_gather(read_chunk, list(look.chunks), limit=_READS)

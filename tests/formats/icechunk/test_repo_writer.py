@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardgate.errors import BadBodyError, ClockSkewError
 from shardgate.formats.icechunk.flexbuffers import encode_flexbuffer
-from shardgate.formats.icechunk.ids import decode_id
+from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import REPO, RepoInfo, RepoInfoDecoder, SnapshotInfo
 from shardgate.formats.icechunk.repo_writer import (
@@ -23,6 +23,7 @@ from shardgate.formats.icechunk.repo_writer import (
     RepoUpdate,
     WriteId,
     check_metadata,
+    create_repo,
     find_write,
     marked,
     rewrite_repo,
@@ -319,6 +320,26 @@ EVERY_KIND = (
     update(10, {0: "é", 1: Struct(FIRST)}, "repo.1.F"),
     update(1, {}),
 )
+
+
+@pytest.mark.soak
+def test_file_of_too_many_tables_to_decode_at_once_is_changed() -> None:
+    """A file close to its limit is repeated where its tables are too many to be written anew."""
+    limit_nbytes = 2**20
+    metadata = encode_metadata({"__shardgate": {"write_id": "once-" + 32 * "0"}})
+    info = RepoInfoDecoder(limit_nbytes)(create_repo(1, 1))
+    parent = root_id()
+    numbers = count(1)
+    while len(info.payload) < 0.8 * limit_nbytes:
+        made = []
+        for _ in range(4):
+            object_id = next(numbers).to_bytes(12)
+            snapshot = SnapshotInfo(object_id, parent, 1, "a commit", metadata)
+            made.append(NewSnapshot("main", snapshot))
+            parent = object_id
+        info = rewrite_repo(info, made, time.time_ns() // 1000, "repo.00000000000001.AAAAAAAAAAAA")
+
+    assert info.branches["main"] == encode_id(parent)
 
 
 def test_operations_of_each_kind_are_kept() -> None:

@@ -75,7 +75,10 @@ _FORMS: Final = (
     (UPDATE, (True, True, True, True)),
     *((body, (True,) * len(body.fields)) for body in BODIES.values()),
 )
-"""Types of tables, and which of their fields are present, that nearly all tables have."""
+"""Types of tables, and which of their fields are present, that nearly all tables have.
+
+Others are appended only: a file that begins with another list counts as that of another writer.
+"""
 _BLOCK_END: Final = Struct("<II")
 """Last bytes of the block and of the file: where the block begins, and how many bytes of it may be
 operations that have left the list."""
@@ -176,12 +179,24 @@ def rewrite_repo(
         row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path
     elif stop < len(newer) + len(older) - 1:
         row[RepoField.REPO_BEFORE_UPDATES] = older[stop - len(newer) + 1].backup_path
+    snapshots_at = row[RepoField.SNAPSHOTS]
+
+    def write(block: _TableBlock) -> bytes:
+        lists = info.reader(is_strict=True)
+        positions, ids = _list_snapshots(lists, snapshots_at, block, draft.snapshots)
+        row[RepoField.SNAPSHOTS] = positions
+        kept = older.write(block, 1, max(1, stop - len(newer) + 1))
+        row[RepoField.LATEST_UPDATES] = np.concatenate((block.add_updates(newer[:stop]), kept))
+        return _write(draft, row, ids, block)
+
     block = _TableBlock(info.payload)
-    positions, ids = _list_snapshots(reader, row[RepoField.SNAPSHOTS], block, draft.snapshots)
-    row[RepoField.SNAPSHOTS] = positions
-    kept = older.write(block, 1, max(1, stop - len(newer) + 1))
-    row[RepoField.LATEST_UPDATES] = np.concatenate((block.add_updates(newer[:stop]), kept))
-    payload = _write(draft, row, ids, block)
+    try:
+        payload = write(block)
+    except DecodeError:
+        if not block.is_new:
+            raise
+        # Tables that are too many to decode at once, or of a newer specification, can be repeated.
+        payload = write(_TableBlock(info.payload, repeats=True))
     return RepoInfoDecoder(info.limit_nbytes).decode(Envelope(_VERSION, payload), len(payload))
 
 
@@ -197,7 +212,7 @@ class _TableBlock:
     It begins with vtables, the same in all files. A file of another writer is repeated as a whole.
     """
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, *, repeats: bool = False) -> None:
         self.writer = FlatBufferWriter()
         for kind, present in _FORMS:
             self.writer.lay_out(kind, present)
@@ -213,7 +228,8 @@ class _TableBlock:
             self.stale_nbytes = 0
         # Each operation stays after it has left the list; all is written anew before such waste
         # takes much of the file, but not so often that this would take much of the time.
-        self.is_new = self.stale_nbytes > len(self.writer.data) // 4 + 64 * 1024
+        most_stale_nbytes = len(self.writer.data) // 4 + 64 * 1024
+        self.is_new = self.stale_nbytes > most_stale_nbytes and not repeats
         """True if nothing is repeated."""
         if self.is_new:
             self.writer.data = bytearray(vtables)

@@ -216,9 +216,10 @@ class ParquetFile:
     ) -> NDArray[T]:
         if name not in self.names:
             return np.full(self.rows, absent)
-        parts = [np.full(0, absent)]
+        nothing = np.full(0, absent)
+        parts = [nothing]
         for chunk in self._chunks[name]:
-            dictionary = parts[0]
+            dictionary = nothing  # until its page comes
             for page in self._pages(chunk):
                 if page.is_dictionary:
                     dictionary = decode(page)

@@ -403,7 +403,9 @@ class SessionCommit:
                 marked = await self._edit(partial(self._mark, attempt, made))
             except ShardgateError:  # a later request finds an unmarked commit
                 return made
-            return self._result(marked.state) if isinstance(marked.state, Committed) else made
+            if isinstance(marked.state, Committed):
+                return self._result(marked.state)
+            return made  # another attempt has the session by now; this commit stands
 
     def _result(self, state: Committed) -> CommitResult:
         if self.key is not None and state.key != self.key:

@@ -68,6 +68,26 @@ def _archived(objects: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) ->
     return filled({NAME: _archive(objects, method)})
 
 
+@pytest.mark.parametrize("is_archived", [False, True])
+async def test_volume_around_an_array_is_read_after_it(*, is_archived: bool) -> None:
+    """A chunk of a volume is found after one of an array that lies at a folder of the volume."""
+    case = next(case for case in precomputed.CASES if any(key[:3] == "s0/" for key in case.chunks))
+    stored = case.build(case.chunks)
+    info = json.loads(stored["info"])
+    for scale in info["scales"]:
+        scale["key"] = f"img/{scale['key']}"
+    objects = {f"img/{name}": data for name, data in stored.items()}
+    objects["info"] = json.dumps(info).encode()
+    objects["img/zarr.json"] = next(iter(zarr.build(_CHUNKS).values()))
+    served = reading(_archived(objects) if is_archived else filled(objects))
+    lead = f"{NAME}/img/" if is_archived else "img/"
+    key = next(key for key in case.chunks if key[:3] == "s0/")
+
+    await served.read(f"{lead}c/0/0")
+
+    assert await served.read(f"{lead}{key}") == case.chunks[key]
+
+
 _GZIP_DATA: Final = next(case for case in precomputed.CASES if case.name == "gzip-data")
 _DAMAGED: Final = "s0/2-5_5-8_0-1"
 

@@ -207,7 +207,8 @@ class MemberBucket(Bucket):
     members: Members
 
     def __new__(cls, members: Members) -> Self:
-        bucket = super().__new__(cls, f"{members.etag} of {members.ref}", str(members.ref))
+        url = str(members.ref)
+        bucket = super().__new__(cls, f"{members.etag} of {url}", url.rstrip("/"))
         bucket.members = members
         return bucket
 

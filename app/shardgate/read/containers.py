@@ -160,7 +160,8 @@ class Containers:
         if type(found.layout) is PassThrough:  # and not one of its subclasses
             folder, _, rest = name.rpartition("/")
             found = Container(MemberFolder(members.root.join(folder)), VirtualKey(rest))
-        return found._replace(members=members)
+        outer = [(each, start + begin) for each, begin in found.outer]
+        return found._replace(outer=outer, members=members)
 
     async def _find_nearest(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch

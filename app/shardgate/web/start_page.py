@@ -150,7 +150,9 @@ class OverviewCache:
             try:
                 found = await summarize(self._resolver, dataset)
                 is_read_only = await self._resolver.is_read_only(dataset)
-                found = replace(found, is_read_only=is_read_only)
+                # Shards lead to their archives and sets, which caches may want to drop.
+                kept = [replace(each, shards=None) for each in found.collections]
+                found = replace(found, collections=kept, is_read_only=is_read_only)
             except Exception:  # noqa: BLE001 - one dataset must not take the page of all
                 _log.exception("the dataset %s cannot be shown", dataset.name)
                 found = FolderOverview((), (), is_all=False, reason="a fault of this service")

@@ -101,6 +101,8 @@ class ZipMembers(Members):
     async def find(self, name: str, fetch: Fetch) -> Place:
         if (place := self.places.get(name)) is None:
             place = await self._locate(name, fetch)
+            if place is MISSING:  # which costs no read to find again
+                return place
             if len(self.places) >= _REMEMBERED:
                 del self.places[next(iter(self.places))]
             self.places[name] = place

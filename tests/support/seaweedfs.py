@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final, cast
@@ -114,7 +114,22 @@ def running(
 
     A second run on the same ports, of `own_ports`, is the same server again.
     """
-    port, listening = ports or own_ports(folder)
+    with ExitStack() as stack:
+        for left in reversed(range(5)):
+            try:
+                server = stack.enter_context(_listening(weed, folder, ports or own_ports(folder)))
+            except RuntimeError as error:
+                # Another process has taken a port that was free before.
+                if ports is not None or not left or "is not available" not in str(error):
+                    raise
+            else:
+                break
+        yield server
+
+
+@contextmanager
+def _listening(weed: Path, folder: Path, ports: tuple[int, Sequence[str]]) -> Generator[SeaweedFS]:
+    port, listening = ports
     (master,) = (each for each in listening if each.startswith("-master.port="))
     server = SeaweedFS(port, "test")
     server.vacuum_url = f"http://127.0.0.1:{master.partition('=')[2]}/vol/vacuum"

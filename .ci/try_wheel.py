@@ -36,7 +36,10 @@ def serve(shardgate: Path, home: str) -> int:
     with subprocess.Popen(command, cwd=home, env=ENV, stdout=subprocess.PIPE, text=True) as demo:
         try:
             words = (word for line in demo.stdout or () for word in line.split())
-            chunk = urlsplit(next(word for word in words if "://" in word and "/c/" in word))
+            url = next((word for word in words if "://" in word and "/c/" in word), None)
+            if url is None:
+                sys.exit("the demo ended before it named a chunk")
+            chunk = urlsplit(url)
             statuses = {path: get(chunk.netloc, path) for path in (chunk.path, "/", "/docs")}
         finally:
             demo.terminate()

@@ -108,7 +108,7 @@ class OverviewCache:
         self.aclose = self._looks.aclose
         self._turns = asyncio.Semaphore(64)  # stores that hang hold theirs until they time out
         self._known: dict[str, tuple[FolderOverview, float]] = {}
-        self._pending: set[str] = set()
+        self._pending: set[str] = set()  # `_looks` drops a name only after `_renewed` is set
         self._renewed = asyncio.Event()
 
     async def read(self, datasets: Sequence[Dataset]) -> dict[str, FolderOverview]:

@@ -254,7 +254,7 @@ def test_head_or_body_sent_byte_by_byte_times_out_with_408(url: str, before: byt
     with connect(url) as connection:
         connection.sendall(before)
         connection.settimeout(0.05)
-        while b"408" not in received:
+        while 408 not in statuses(received):
             assert time.monotonic() < deadline
             with suppress(TimeoutError):
                 connection.sendall(b"X")

@@ -20,7 +20,7 @@ def main() -> None:
     wait_for_bucket(client)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        demo.write(folder)
+        demo.write(folder, f"s3://{BUCKET}/{demo.FIELD}")
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             key = file.relative_to(folder).as_posix()
             client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())

@@ -1,5 +1,7 @@
 """`shardgate.demo.earth`: the field, as xarray reads it from the service."""
 
+import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -25,3 +27,17 @@ def test_field_is_read_through_its_reference_set(demo_paths: dict[str, Path]) ->
     assert opened.t2m.attrs["standard_name"] == "air_temperature"
     assert str(opened.time.values[1]).startswith("2026-01-01T06:00")
     assert opened.lat.attrs["units"] == "degrees_north"
+
+
+def test_references_of_a_moved_folder_lead_to_its_field(
+    demo_paths: dict[str, Path], tmp_path: Path
+) -> None:
+    """The set is written anew where the folder has been moved, and leads to the file there."""
+    for path in (demo_paths["weather"].with_name(demo.FIELD), demo_paths["weather"]):
+        shutil.copy(path, tmp_path)
+    for name in demo.ROOTS.values():
+        (tmp_path / name).touch()
+
+    references = json.loads(demo.write(tmp_path)["weather"].read_text())["refs"]
+
+    assert references["t2m/0.0.0"][0] == (tmp_path / demo.FIELD).as_uri()

@@ -14,7 +14,7 @@ from tests.support.serving import serving
 
 cloudvolume: Any = Deferred("cloudvolume")
 
-SEGMENTS: Final = (1, 5, 33)
+SEGMENTS: Final = (1, 8, 59)
 VOXEL_NM: Final = (20, 20, 40)
 LONGEST_NM: Final = 200
 

@@ -47,7 +47,8 @@ def views(neuroglancer: Neuroglancer, url: str) -> Mapping[str, View]:
 def drawn(views: Mapping[str, View], url: str, pictures: Path) -> Mapping[str, Pixels]:
     """Return the pictures of the documents as they are now, and save them in few colours."""
     previews = f"{url}/api/datasets/history/preview.png"
-    storms = [decode(httpx.get(previews, params={"ref": each}).content) for each in STATES]
+    answers = [httpx.get(previews, params={"ref": each}, timeout=60) for each in STATES]
+    storms = [decode(answer.content) for answer in answers]
     found = {name: view.pixels for name, view in views.items()}
     found["history"] = np.concatenate(storms, axis=1)
     for name, pixels in found.items():

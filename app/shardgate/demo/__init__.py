@@ -1,5 +1,6 @@
 """Small example datasets of every supported format, generated, and written by public libraries."""
 
+import json
 import shlex
 import shutil
 import sys
@@ -29,13 +30,18 @@ TAG: Final = "landfall"
 BRANCHES: Final = ("forecast", "main")
 
 
-def write(folder: Path) -> dict[str, Path]:
+def write(folder: Path, url: str | None = None) -> dict[str, Path]:
     """Write the examples below *folder*, unless they exist, and return their roots by name.
 
+    References lead to the field at *url*, or to where it is now: the folder may have been moved.
     Raises: `ConfigurationError` if the extra is missing, or *folder* cannot be written.
     """
+    url = url or (folder / FIELD).absolute().as_uri()
+    references = folder / ROOTS["weather"]
     try:
-        for name, put in _writers(folder).items():
+        if references.exists() and json.dumps(url) not in references.read_text():
+            references.unlink()
+        for name, put in _writers(folder, url).items():
             _write_once(folder / name, put)
     except ImportError as error:
         raise ConfigurationError(
@@ -91,7 +97,7 @@ def _show(url: str, at: str) -> str:
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
 
 
-def _writers(folder: Path) -> dict[str, Callable[[Path], None]]:
+def _writers(folder: Path, url: str) -> dict[str, Callable[[Path], None]]:
     """Return the functions that write the examples, by name. Raises: `ImportError`."""
     from shardgate.demo import earth, microscopy, precomputed  # noqa: PLC0415 - they need an extra
 
@@ -102,7 +108,7 @@ def _writers(folder: Path) -> dict[str, Callable[[Path], None]]:
         ROOTS["film"]: microscopy.write_film,
         ROOTS["history"]: partial(earth.write_history, tag=TAG, forecast=BRANCHES[0]),
         FIELD: earth.write_field,
-        ROOTS["weather"]: partial(earth.write_set, source=folder / FIELD),
+        ROOTS["weather"]: partial(earth.write_set, field=folder / FIELD, url=url),
     }
 
 

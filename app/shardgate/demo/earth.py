@@ -12,12 +12,9 @@ import numpy.typing as npt
 import zarr
 
 from shardgate.demo.grids import Field, halved, noise
-from shardgate.demo.microscopy import create, multiscales
+from shardgate.demo.microscopy import write_levels
 
-_DAYS: Final = 10
-_HOURS: Final = 6
-_FIELD_CHUNK: Final = (8, 45, 90)
-_DEGREES: Final = 2.0
+_LAYOUT: Final = {"compression": "gzip", "shuffle": True}
 
 _SIZE: Final = 512
 _KILOMETERS: Final = 4.0
@@ -29,29 +26,20 @@ _EXPECTED: Final = ((262, 350), (232, 424))
 
 def write_field(path: Path) -> None:
     """Write a field of time, latitude and longitude to the NetCDF file *path*, as HDF5."""
-    times = np.arange(0, 24 * _DAYS, _HOURS, dtype=np.float64)
-    latitudes = np.arange(90 - _DEGREES / 2, -90, -_DEGREES, dtype=np.float32)
-    longitudes = np.arange(_DEGREES / 2, 360, _DEGREES, dtype=np.float32)
-    axes: dict[str, tuple[Field, str, str, str]] = {
-        "time": (times, "time", "hours since 2026-01-01 00:00:00", "T"),
-        "lat": (latitudes, "latitude", "degrees_north", "Y"),
-        "lon": (longitudes, "longitude", "degrees_east", "X"),
+    axes = {
+        "time": (np.arange(0, 240, 6.0), "time", "hours since 2026-01-01 00:00:00"),
+        "lat": (np.arange(89, -90, -2, dtype=np.float32), "latitude", "degrees_north"),
+        "lon": (np.arange(1, 360, 2, dtype=np.float32), "longitude", "degrees_east"),
     }
     with h5py.File(path, "w") as file:
         file.attrs["Conventions"] = "CF-1.11"
         file.attrs["title"] = "Invented weather"
-        for name, (values, standard_name, units, axis) in axes.items():
-            scale = file.create_dataset(name, data=values, chunks=values.shape)
-            scale.attrs.update(standard_name=standard_name, units=units, axis=axis)
+        for name, (values, standard_name, units) in axes.items():
+            scale = file.create_dataset(name, data=values, chunks=values.shape, **_LAYOUT)
+            scale.attrs.update(standard_name=standard_name, units=units)
             scale.make_scale(name)
-        file["time"].attrs["calendar"] = "standard"
-        field = file.create_dataset(
-            "t2m",
-            data=_temperatures(times, latitudes, longitudes),
-            chunks=_FIELD_CHUNK,
-            compression="gzip",
-            shuffle=True,
-        )
+        kelvins = _temperatures(*(values for values, *_ in axes.values()))
+        field = file.create_dataset("t2m", data=kelvins, chunks=(8, 45, 90), **_LAYOUT)
         field.attrs.update(standard_name="air_temperature", units="K")
         for dimension, name in zip(field.dims, axes, strict=True):
             dimension.attach_scale(file[name])
@@ -61,40 +49,27 @@ def _temperatures(times: Field, latitudes: Field, longitudes: Field) -> Field:
     """Return kelvins: warm at the equator and by day, more so on land, in waves that travel."""
     random = np.random.default_rng(3)
     hour, lat, lon = np.ix_(times, np.radians(latitudes), np.radians(longitudes))
-    land = _on_a_sphere(random, lat, lon)
-    jet = np.sin(2 * lat) ** 2
+    height = noise(random, (len(latitudes), len(longitudes)), 7) - 0.4
+    height += 0.3 * noise(random, height.shape, 2)
     waves = sum(
-        np.sin(count * lon + phase - hour * speed + 2 * np.sin(lat * 3)) * height
-        for count, phase, speed, height in ((5, 0.3, 0.035, 5.0), (8, 2.0, 0.07, 3.0))
+        np.sin(count * lon + phase - hour * speed + 2 * np.sin(lat * 3)) * strength
+        for count, phase, speed, strength in ((5, 0.3, 0.035, 5.0), (8, 2.0, 0.07, 3.0))
     )
     noon = np.cos(lon + 2 * np.pi * (hour / 24 - 0.5)) * np.cos(lat)
     mean = 300 - 48 * np.sin(lat) ** 2 - 12 * np.sin(lat)  # winter in the north
-    on_land = -14 * np.sin(lat) - 7 * land + 5 * noon
-    kelvins: Field = mean + jet * waves + np.where(land > 0, on_land, 0.7 * noon)
+    on_land = -14 * np.sin(lat) - 7 * height + 5 * noon
+    kelvins: Field = mean + np.sin(2 * lat) ** 2 * waves + np.where(height > 0, on_land, 0.7 * noon)
     return kelvins.astype(np.float32)
 
 
-def _on_a_sphere(
-    random: np.random.Generator, lat: npt.NDArray[Any], lon: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
-    """Return the height of land, which is smooth across the poles and where longitudes begin."""
-    ball = (np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat) + 0 * lon)
-    height = np.full(ball[0].shape, -0.5)
-    for frequency in (1.5, 2.5, 4, 6, 9, 14):
-        for _ in range(3):
-            turns = random.normal(0, frequency, 3)
-            waves = sum(turn * each for turn, each in zip(turns, ball, strict=True))
-            height += np.sin(waves + random.uniform(0, 6.28)) / frequency
-    return height
+def write_set(path: Path, field: Path, url: str) -> None:
+    """Write a reference set of kerchunk in JSON to *path*: the keys of the file *field* in Zarr.
 
-
-def write_set(path: Path, source: Path) -> None:
-    """Write a reference set of kerchunk in JSON to *path*: the keys of the file *source* in Zarr.
-
-    Only HDF5's table of chunks is needed, so that the demo does without kerchunk.
+    The references lead to *url*. Only HDF5's table of chunks is needed, so that the demo does
+    without kerchunk.
     """
     refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
-    with h5py.File(source) as file:
+    with h5py.File(field) as file:
         refs[".zattrs"] = json.dumps(dict(file.attrs))
         for name, array in file.items():
             # Those of HDF5 itself are bytes and references.
@@ -105,14 +80,12 @@ def write_set(path: Path, source: Path) -> None:
             for number in range(array.id.get_num_chunks()):
                 chunk = array.id.get_chunk_info(number)
                 at = ".".join(map(str, np.floor_divide(chunk.chunk_offset, array.chunks)))
-                refs[f"{name}/{at}"] = [source.absolute().as_uri(), chunk.byte_offset, chunk.size]
+                refs[f"{name}/{at}"] = [url, chunk.byte_offset, chunk.size]
     path.write_text(json.dumps({"version": 1, "refs": refs}))
 
 
 def _describe(array: Any) -> dict[str, Any]:
     """Return the metadata of an HDF5 dataset as those of an array in Zarr v2."""
-    shuffle = {"id": "shuffle", "elementsize": array.dtype.itemsize}
-    zlib = {"id": "zlib", "level": array.compression_opts}
     return {
         "zarr_format": 2,
         "shape": array.shape,
@@ -120,8 +93,8 @@ def _describe(array: Any) -> dict[str, Any]:
         "dtype": array.dtype.str,
         "fill_value": None,
         "order": "C",
-        "filters": [shuffle] if array.shuffle else None,
-        "compressor": zlib if array.compression else None,
+        "filters": [{"id": "shuffle", "elementsize": array.dtype.itemsize}],
+        "compressor": {"id": "zlib", "level": array.compression_opts},
     }
 
 
@@ -133,17 +106,7 @@ def write_history(path: Path, tag: str, forecast: str) -> None:
     icechunk.set_logs_filter("error")  # it warns of concurrent writers to a folder
     storage = icechunk.local_filesystem_storage(str(path.absolute()))
     repository = icechunk.Repository.create(storage)
-
-    axes = [(name, "space", "kilometer") for name in ("y", "x")]
-    ome = multiscales("storm", axes, (_KILOMETERS,) * 2, 2, halved_axes=(0, 1))
-    pictures = _pictures(_TRACK)
-    session = repository.writable_session("main")
-    group = zarr.create_group(session.store, attributes={"ome": ome})
-    first = next(pictures)
-    create(group, "s0", first, chunks=(64, 64), shards=(256, 256), dimension_names=("y", "x"))
-    create(group, "s1", halved(first, (0, 1)), chunks=(64, 64), dimension_names=("y", "x"))
-    session.commit("Picture at 00:00")
-    for number, picture in enumerate(pictures, 1):
+    for number, picture in enumerate(_pictures(_TRACK)):
         snapshot_id = _commit(repository, "main", picture, f"Picture at {6 * number:02}:00")
         if number == _LANDFALL:
             repository.create_tag(tag, snapshot_id=snapshot_id)
@@ -156,8 +119,14 @@ def write_history(path: Path, tag: str, forecast: str) -> None:
 def _commit(repository: Any, branch: str, picture: npt.NDArray[np.uint8], message: str) -> str:
     """Replace the picture on *branch*, and return the id of the snapshot."""
     session = repository.writable_session(branch)
-    zarr.open_array(session.store, path="s0")[...] = picture
-    zarr.open_array(session.store, path="s1")[...] = halved(picture, (0, 1))
+    group: Any = zarr.open_group(session.store, mode="a")
+    levels = [picture, halved(picture, (0, 1))]
+    if "s0" in group:
+        for number, level in enumerate(levels):
+            group[f"s{number}"][...] = level
+    else:
+        axes = [(name, "kilometer", _KILOMETERS) for name in ("y", "x")]
+        write_levels(group, "storm", axes, levels, chunks=(64, 64), shards=(256, 256))
     return str(session.commit(message))
 
 
@@ -165,13 +134,12 @@ def _pictures(track: Sequence[tuple[int, int]]) -> Iterator[npt.NDArray[np.uint8
     """Yield the brightness of clouds, land and sea for each place of the eye."""
     random = np.random.default_rng(7)
     rows, columns = np.ogrid[:_SIZE, :_SIZE]
-    hills = _rough(random, (6, 5, 4, 3, 2))
+    hills, patches, grain = (_rough(random, bump) for bump in (40, 20, 5))
     height = 45 * hills + 0.5 * columns - 0.7 * rows + 60  # land up right, sea down left
     ground = np.where(height > 0, 78 + 12 * hills.clip(-2, 2), 30)
     ground += 60 * np.exp(-((height / 3) ** 2))  # the coast is drawn
-    patches, grain = _rough(random, (5, 4, 3)), _rough(random, (3, 2, 1))
     for row, column in track:
-        down, right = (rows - row).astype(np.float32), (columns - column).astype(np.float32)
+        down, right = rows - row, columns - column
         radius = np.hypot(down, right * 0.92) + 0.1
         angle = np.arctan2(down, right) + 2.4 * np.log(radius)
         arms = 0.5 + 0.5 * np.cos(2 * angle + 0.5 * patches)
@@ -184,10 +152,11 @@ def _pictures(track: Sequence[tuple[int, int]]) -> Iterator[npt.NDArray[np.uint8
         yield (ground * (1 - cover) + 246 * cover).clip(0, 255).astype(np.uint8)
 
 
-def _rough(random: np.random.Generator, doublings: Sequence[int]) -> Field:
-    """Return noise with bumps of several sizes."""
-    shape = (_SIZE, _SIZE)
-    return sum(
-        (noise(random, shape, each) / 1.7**number for number, each in enumerate(doublings)),
-        np.zeros(shape, np.float32),
+def _rough(random: np.random.Generator, bump: float) -> Field:
+    """Return noise with bumps of several sizes, the largest of which is *bump*."""
+    sizes = ((1, 1), (0.6, 2), (0.36, 4), (0.2, 8))
+    field: Field = sum(
+        (weight * noise(random, (_SIZE, _SIZE), bump / part) for weight, part in sizes),
+        np.zeros((_SIZE, _SIZE), np.float32),
     )
+    return field

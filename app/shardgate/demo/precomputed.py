@@ -1,30 +1,31 @@
 """The tissue as Neuroglancer's precomputed format: voxels, meshes, skeletons, annotations."""
 
-import gzip
 import json
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import tensorstore
+from neuroglancer import CoordinateSpace
+from neuroglancer.write_annotations import AnnotationWriter
 
 from shardgate.demo.meshes import BITS, Mesh, encode, surface
-from shardgate.demo.tissue import NANOMETERS, STEPS, Synapses, Tissue, tissue
+from shardgate.demo.tissue import NANOMETERS, STEPS, Tissue, tissue
 
 _CHUNK: Final = (32, 32, 32)
-_MESH_STEPS: Final = ((4, 4, 2), (8, 8, 4))
-"""Voxels along x, y and z from one point of a grid to the next, for each level of detail."""
-_FRAGMENT_NM: Final = 2560.0
+_MESH_STEP: Final = (4, 4, 2)
+"""Voxels along x, y and z from one point of the finest level of a mesh to the next."""
+_MESH_LEVELS: Final = 2
 _VOXEL_NM: Final = tuple(step * NANOMETERS for step in reversed(STEPS))
 _IDENTITY: Final = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
-_RELATIONS: Final = ("presynaptic", "postsynaptic")
+_KINDS: Final = ("axon", "dendrite")
 
 
-def _sharding(preshift: int, minishard: int, shard: int, data: str = "raw") -> dict[str, Any]:
+def _sharding(preshift: int, minishard: int, shard: int, encoding: str) -> dict[str, Any]:
     """Return the member `sharding` of an `info`, for ids that are not hashed."""
     return {
         "@type": "neuroglancer_uint64_sharded_v1",
@@ -32,25 +33,27 @@ def _sharding(preshift: int, minishard: int, shard: int, data: str = "raw") -> d
         "preshift_bits": preshift,
         "minishard_bits": minishard,
         "shard_bits": shard,
-        "minishard_index_encoding": "gzip",
-        "data_encoding": data,
+        "minishard_index_encoding": encoding,
+        "data_encoding": encoding,
     }
 
 
 _CHUNKS: Final = _sharding(3, 1, 2, "gzip")
 """Eight neighbours a minishard, two minishards a shard."""
-_OBJECTS: Final = _sharding(1, 2, 2)
+_ONE_SHARD: Final = _sharding(0, 0, 0, "raw")
 
 _MESHES: Final = {
     "@type": "neuroglancer_multilod_draco",
     "vertex_quantization_bits": BITS,
     "transform": _IDENTITY,
     "lod_scale_multiplier": 1,
+    "sharding": _ONE_SHARD,
 }
 _SKELETONS: Final = {
     "@type": "neuroglancer_skeletons",
     "transform": _IDENTITY,
     "vertex_attributes": [{"id": "radius", "data_type": "float32", "num_components": 1}],
+    "sharding": _ONE_SHARD,
 }
 
 type Values = Mapping[int, tuple[bytes, bytes]]
@@ -60,17 +63,19 @@ type Values = Mapping[int, tuple[bytes, bytes]]
 def write(path: Path) -> None:
     """Write a segmentation, and in its folder the image, the meshes, and all that belongs to it."""
     block = tissue()
-    labels = [block.labels, block.coarse_labels, block.coarse_labels[::2, ::2, ::2]]
+    labels = [block.labels[::step, ::step, ::step] for step in (1, 2, 4)]
     _write_volume(path, "segmentation", labels)
     _write_volume(path / "em", "image", block.greys)
-    _write_meshes(path / "mesh", block)
-    skeletons = {n: (b"", _skeleton(block, n)) for n in range(1, len(block.trees) + 1)}
-    _write_shards(path / "skeletons", skeletons, _SKELETONS)
-    _write_properties(path / "properties", block)
-    _write_synapses(path / "synapses", block.synapses, block.labels.T.shape)
-    parts = {name: name for name in ("mesh", "skeletons")} | {"segment_properties": "properties"}
-    info = path / "info"
-    info.write_text(json.dumps(json.loads(info.read_text()) | parts))
+    numbers = range(1, len(block.trees) + 1)
+    _write_shard(path / "mesh", {each: _mesh(block, each) for each in numbers}, _MESHES)
+    skeletons = {each: (b"", _skeleton(block, each)) for each in numbers}
+    _write_shard(path / "skeletons", skeletons, _SKELETONS)
+    (path / "properties").mkdir()
+    _write_json(path / "properties/info", _properties(block))
+    _write_synapses(path / "synapses", block)
+    info = json.loads((path / "info").read_text())
+    parts = {"mesh": "mesh", "skeletons": "skeletons", "segment_properties": "properties"}
+    _write_json(path / "info", info | parts)
 
 
 def _write_volume(path: Path, kind: str, levels: Sequence[npt.NDArray[Any]]) -> None:
@@ -101,27 +106,20 @@ def _write_volume(path: Path, kind: str, levels: Sequence[npt.NDArray[Any]]) -> 
             volume.result()[..., 0] = values.T.astype(data_type)
 
 
-def _write_meshes(path: Path, block: Tissue) -> None:
-    grids = [(step, block.labels.T[tuple(slice(0, None, n) for n in step)]) for step in _MESH_STEPS]
-    meshes = {}
-    for segment in range(1, len(block.trees) + 1):
-        levels = [_mesh(labels == segment, step) for step, labels in grids]
-        meshes[segment] = encode(levels, [_FRAGMENT_NM] * 3)
-    _write_shards(path, meshes, _MESHES)
-
-
-def _mesh(mask: npt.NDArray[np.bool_], step: Sequence[int]) -> Mesh:
-    """Return the surface of *mask*, with axes x, y and z, in nanometers from the block's corner."""
-    box = []
-    for axis in range(mask.ndim):
-        others = tuple(each for each in range(mask.ndim) if each != axis)
-        (rows,) = mask.any(axis=others).nonzero()
-        start = rows.min(initial=mask.shape[axis])
-        box.append(slice(start, max(rows.max(initial=0) + 1, start)))
-    mesh = surface(mask[tuple(box)])
-    points = (mesh.points + [each.start for each in box]) * np.array(step) + 0.5
-    most = np.array(mask.shape) * step
-    return Mesh(points.clip(0, most) * _VOXEL_NM, mesh.triangles)
+def _mesh(block: Tissue, segment: int) -> tuple[bytes, bytes]:
+    """Encode the surface of a segment, in nanometers from the block's corner."""
+    grid = block.labels.T[tuple(slice(0, None, step) for step in _MESH_STEP)]
+    rows = np.argwhere(grid == segment)
+    start = rows.min(axis=0)
+    mask = grid[tuple(map(slice, start, rows.max(axis=0) + 1))] == segment
+    extent = np.array(block.labels.T.shape)
+    levels = []
+    for level in range(_MESH_LEVELS):
+        every = 2**level
+        mesh = surface(mask[::every, ::every, ::every])
+        voxels = (mesh.points * every + start) * _MESH_STEP + 0.5
+        levels.append(Mesh(voxels.clip(0, extent) * _VOXEL_NM, mesh.triangles))
+    return encode(levels, extent * _VOXEL_NM)
 
 
 def _skeleton(block: Tissue, segment: int) -> bytes:
@@ -138,109 +136,57 @@ def _skeleton(block: Tissue, segment: int) -> bytes:
     return b"".join((counts, points.tobytes(), edges.tobytes(), radii.tobytes()))
 
 
-def _write_properties(path: Path, block: Tissue) -> None:
-    """Write names, kinds and sizes of the segments, the largest ones first."""
+def _properties(block: Tissue) -> dict[str, Any]:
+    """Return names and kinds of the segments, the largest ones first."""
     voxels = np.bincount(block.labels.ravel(), minlength=len(block.trees) + 1)
     order = [int(segment) for segment in np.argsort(-voxels[1:], kind="stable") + 1]
     kinds = [int(block.trees[segment - 1].is_dendrite) for segment in order]
-    names = ("axon", "dendrite")
+    names = [f"{_KINDS[kind]} {number}" for kind, number in zip(kinds, order, strict=True)]
     properties: list[dict[str, Any]] = [
-        {
-            "id": "label",
-            "type": "label",
-            "values": [f"{names[kind]} {n}" for kind, n in zip(kinds, order, strict=True)],
-        },
-        {"id": "kind", "type": "tags", "tags": names, "values": [[kind] for kind in kinds]},
-        {
-            "id": "voxels",
-            "type": "number",
-            "data_type": "uint32",
-            "values": [int(voxels[segment]) for segment in order],
-        },
+        {"id": "label", "type": "label", "values": names},
+        {"id": "kind", "type": "tags", "tags": _KINDS, "values": [[kind] for kind in kinds]},
     ]
     inline = {"ids": [str(segment) for segment in order], "properties": properties}
-    path.mkdir()
-    document = {"@type": "neuroglancer_segment_properties", "inline": inline}
-    (path / "info").write_text(json.dumps(document))
+    return {"@type": "neuroglancer_segment_properties", "inline": inline}
 
 
-def _write_synapses(path: Path, synapses: Synapses, extent: Sequence[int]) -> None:
+def _write_synapses(path: Path, block: Tissue) -> None:
     """Write lines from axons to dendrites, by id, by segment, and in the cell of all."""
-    across = np.array([4, 0, 0])
-    starts, ends = synapses.before[:, ::-1] - across, synapses.after[:, ::-1] + across
-    count = len(starts)
-    lines = np.concatenate((starts, ends), axis=1).astype("<f4") + np.float32(0.5)
-    related = synapses.segments.astype("<u8")
-    one = np.uint32(1).tobytes()
-    by_id = {
-        number: (b"", line.tobytes() + b"".join(one + segment.tobytes() for segment in segments))
-        for number, (line, segments) in enumerate(zip(lines, related, strict=True))
-    }
-    _write_shards(path / "by_id", by_id)
-    for name, keys in zip(_RELATIONS, related.T, strict=True):
-        _write_shards(path / f"by_{name}", _grouped(lines, keys))
-    _write_shards(path / "spatial0", _grouped(lines, np.zeros(count)))
-    info = {
-        "@type": "neuroglancer_annotations_v1",
-        "dimensions": {axis: [nm * 1e-9, "m"] for axis, nm in zip("xyz", _VOXEL_NM, strict=True)},
-        "lower_bound": [0, 0, 0],
-        "upper_bound": extent,
-        "annotation_type": "line",
-        "properties": [],
-        "relationships": [
-            {"id": name, "key": f"by_{name}", "sharding": _OBJECTS} for name in _RELATIONS
-        ],
-        "by_id": {"key": "by_id", "sharding": _OBJECTS},
-        "spatial": [
-            {
-                "key": "spatial0",
-                "grid_shape": [1, 1, 1],
-                "chunk_size": extent,
-                "limit": count,
-                "sharding": _OBJECTS,
-            }
-        ],
-    }
-    (path / "info").write_text(json.dumps(info))
+    space = CoordinateSpace(names=("x", "y", "z"), units="nm", scales=_VOXEL_NM)
+    writer = AnnotationWriter(space, "line", ("presynaptic", "postsynaptic"))
+    for ends in block.synapses:
+        axon, dendrite = block.labels[tuple(ends.T)].tolist()
+        start, stop = ends[:, ::-1] + np.array([[-3.5, 0.5, 0.5], [4.5, 0.5, 0.5]])
+        writer.add_line(start, stop, presynaptic=axon, postsynaptic=dendrite)
+    writer.write(path)
+    # The library writes one file for each value, which belong into shards.
+    info = json.loads((path / "info").read_text())
+    for index in (info["by_id"], *info["relationships"], *info["spatial"]):
+        folder = path / index["key"]
+        # The cell 0_0_0 has the number 0.
+        files = {int(file.name.partition("_")[0]): file for file in folder.iterdir()}
+        values = {number: (b"", file.read_bytes()) for number, file in files.items()}
+        shutil.rmtree(folder)
+        _write_shard(folder, values)
+        index["sharding"] = _ONE_SHARD
+    _write_json(path / "info", info)
 
 
-def _grouped(lines: npt.NDArray[np.float32], keys: npt.NDArray[Any]) -> Values:
-    """Encode the lines of each key, with their numbers."""
-    values = {}
-    for key in np.unique(keys):
-        (rows,) = np.nonzero(keys == key)
-        numbers = rows.astype("<u8")
-        count = np.uint64(len(rows)).tobytes()
-        values[int(key)] = (b"", count + lines[rows].tobytes() + numbers.tobytes())
-    return values
-
-
-def _write_shards(path: Path, values: Values, info: dict[str, Any] | None = None) -> None:
-    """Write *values* into the files of the shards that `_OBJECTS` describes, beside an *info*."""
+def _write_shard(path: Path, values: Values, info: Mapping[str, Any] | None = None) -> None:
+    """Write *values* into one shard of one minishard, beside an *info*."""
+    rows, data = [], bytearray()
+    last_number = 0
+    for number, (before, value) in sorted(values.items()):
+        rows.append((number - last_number, len(before), len(value)))
+        data += before + value
+        last_number = number
+    index = np.array(rows, "<u8").T.tobytes()
     path.mkdir(parents=True)
+    table = struct.pack("<QQ", len(data), len(data) + len(index))
+    (path / "0.shard").write_bytes(table + data + index)
     if info is not None:
-        (path / "info").write_text(json.dumps(info | {"sharding": _OBJECTS}))
-    minishards = 2 ** _OBJECTS["minishard_bits"]
-    shards = 2 ** _OBJECTS["shard_bits"]
+        _write_json(path / "info", info)
 
-    def place(key: int) -> tuple[int, int, int]:
-        """Return shard, minishard and id: the order of values in files."""
-        number = key >> _OBJECTS["preshift_bits"]
-        return number // minishards % shards, number % minishards, key
 
-    for shard, keys in groupby(sorted(values, key=place), lambda key: place(key)[0]):
-        data, indexes = bytearray(), {}
-        for minishard, members in groupby(keys, lambda key: place(key)[1]):
-            rows, last_key, end = [], 0, 0
-            for key in members:
-                before, value = values[key]
-                data += before
-                rows.append((key - last_key, len(data) - end, len(value)))
-                data += value
-                last_key, end = key, len(data)
-            indexes[minishard] = gzip.compress(np.array(rows, "<u8").T.tobytes(), mtime=0)
-        table = np.zeros((minishards, 2), "<u8")
-        for minishard, index in indexes.items():
-            table[minishard] = len(data), len(data) + len(index)
-            data += index
-        (path / f"{shard:x}.shard").write_bytes(table.tobytes() + data)
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value))

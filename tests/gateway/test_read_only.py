@@ -132,6 +132,15 @@ def test_method_that_is_not_served_is_405(client: httpx.Client, method: str, pat
     assert preflight["access-control-allow-methods"] == preflight["allow"]
 
 
+@pytest.mark.parametrize("path", ["fixed/", "plain/"])
+def test_webdav_is_refused_with_a_way_on(client: httpx.Client, path: str) -> None:
+    """A method of WebDAV is 405, whose reason names the listings that are served."""
+    answer = client.request("PROPFIND", f"/{path}", headers={"depth": "1"})
+
+    assert answer.status_code == 405
+    assert "WebDAV is not served: list by S3" in answer.json()["detail"]
+
+
 def test_folder_in_an_archive_is_not_deleted_by_s3_clients(client: httpx.Client) -> None:
     """DeleteObjects names a folder in an archive among its errors, and deletes the others."""
     keys = ("in.zip/folder/", "folder/")

@@ -92,6 +92,20 @@ async def test_links_of_mounted_service_lead_below_its_path(app: AsgiApp, path: 
     assert docs.headers["content-type"].startswith("text/css")
 
 
+async def test_routes_of_the_api_are_not_looked_for_in_memory(
+    app: AsgiApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of the API, whose name no dataset has, is not looked up among datasets."""
+    looked_for: list[str] = []
+    monkeypatch.setattr(app, "cached", lambda request: looked_for.append(request.name))
+
+    async with client_of(app) as client:
+        assert (await client.get("/api/datasets")).is_success
+        assert (await client.get("/em/c/0/0")).is_success
+
+    assert looked_for == ["em"]
+
+
 async def test_signature_covers_the_path_of_the_mount() -> None:
     """The path that a client has signed is the whole one, and the raw one if there is one."""
     scope: dict[str, Any] = {

@@ -105,11 +105,12 @@ async def test_service_without_sign_in_leads_to_none() -> None:
     ],
 )
 async def test_other_clients_get_problem_documents(path: str, accept: bytes) -> None:
-    """Clients that are no browsers, and the API, get problem documents."""
+    """Clients that are no browsers, and the API, get problem documents, which say so."""
     headers, body = await explain(path, 503, accept=accept)
     document = json.loads(body)
 
     assert headers[b"content-type"] == b"application/problem+json"
+    assert headers[b"vary"] == b"Accept"
     assert document["status"] == 503
     assert document.get("login_url") in {None, "https://lab.example/arrays/login"}
     assert ("login_url" in document) == (path == "/auth_info")

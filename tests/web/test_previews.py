@@ -192,9 +192,12 @@ def test_undrawable_array_has_a_placeholder(client: httpx.Client, dataset: str, 
     assert Image.open(io.BytesIO(answer.content)).getextrema() == (0xDD, 0xDD)
 
 
-def test_picture_of_a_store_that_is_down_is_pending(client: httpx.Client) -> None:
-    """An array whose store cannot be reached has no picture yet: 503, which is tried again."""
-    answer = client.get("/api/datasets/down/preview.png?path=a")
+@pytest.mark.parametrize("query", ["?path=a", ""])
+def test_picture_of_a_store_that_is_down_is_pending(client: httpx.Client, query: str) -> None:
+    """An array whose store cannot be reached, or the first one, has no picture yet: 503, which is
+    tried again.
+    """
+    answer = client.get(f"/api/datasets/down/preview.png{query}")
 
     assert answer.status_code == 503
     assert "retry-after" in answer.headers

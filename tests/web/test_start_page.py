@@ -19,6 +19,7 @@ from shardgate.web.start_page import OverviewCache
 from tests.support.auth.people import TOKENS, caller
 from tests.support.clocks import Clock
 from tests.support.examples import datasets_of
+from tests.support.formats.zarr.draft import ENTRY_POINT
 from tests.support.gates import Gate
 from tests.support.pages import Page, open_page
 from tests.support.processes import wait_until
@@ -38,10 +39,13 @@ def client(
     demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[httpx.Client]:
     """Serve the examples, an empty folder and unreachable datasets."""
-    empty = tmp_path_factory.mktemp("empty")
+    empty, draft = (tmp_path_factory.mktemp(name) for name in ("empty", "draft"))
+    entry_point = ENTRY_POINT | {"metadata_encoding": "of others"}
+    (draft / "zarr.json").write_text(json.dumps(entry_point))
     datasets = datasets_of(demo_paths) | {
         "away": DatasetSettings(url=str(empty / "nothing")),
         "down": DatasetSettings(url="http://127.0.0.1:9/nothing"),
+        "draft": DatasetSettings(url=str(draft)),
         "raw": DatasetSettings(url=str(empty), view="raw", writable=True),
         "empty": DatasetSettings(url=str(empty)),
     }
@@ -56,7 +60,7 @@ def page(client: httpx.Client) -> Page:
 
     def is_complete() -> bool:
         pages.append(open_page(client))
-        names = ("image", "cells", "history", "nested", "away", "down")
+        names = ("image", "cells", "history", "nested", "away", "down", "draft")
         cells = [pages[-1].row(name).texts("td[@data-title='Largest array']") for name in names]
         return [NOTHING] not in cells and [PENDING] not in cells
 
@@ -102,6 +106,12 @@ def test_unreachable_dataset_shows_its_error(page: Page, name: str, reason: str)
     assert page.row(name).links() == [f"./{name}/"]
 
 
+def test_draft_of_2022_has_no_link_to_the_viewer(page: Page) -> None:
+    """Neuroglancer does not read the draft of 2022, so its line has no link to the viewer."""
+    assert page.row("draft").links() == ["./draft/"]
+    assert "./api/datasets/image/viewer" in page.row("image").links()
+
+
 def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Page) -> None:
     """Links and pictures are relative, and answer 200 unless their dataset is unreachable."""
     pictures = [each.attrib["src"] for each in page.all("img")]
@@ -114,6 +124,8 @@ def test_links_are_relative_and_can_be_requested(client: httpx.Client, page: Pag
     assert {link: status for link, status in statuses.items() if status != 200} == {
         "./away/": 503,
         "./down/": 503,
+        "./api/datasets/away/preview.png": 503,
+        "./api/datasets/down/preview.png": 503,
         "./empty/": 404,
         "./raw/": 404,
     }

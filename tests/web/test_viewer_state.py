@@ -82,6 +82,15 @@ def test_scale_fits_the_array() -> None:
     assert state(deep, SPACE[1], wide)["crossSectionScale"] == pytest.approx(8000 / 400)
 
 
+def test_level_lies_where_its_image_has_it() -> None:
+    """A level is shifted by half an element: OME-Zarr has the middle of the first one at 0."""
+    found = state(*SPACE, kind="array", is_level=True)
+    transform = found["layers"][0]["source"]["transform"]
+
+    assert [row[-1] for row in transform["matrix"]] == [-0.5] * 3
+    assert found["position"] == state(*SPACE)["position"]
+
+
 def test_each_channel_is_a_layer() -> None:
     """Each `omero` channel is a layer with its name, colour, contrast and visibility."""
     channels = (

@@ -39,6 +39,10 @@ from shardgate.write.writer import Eraser, KeyWrite, Outcome, Writer
 
 COPY_SOURCE: Final = b"x-amz-copy-source"
 FOREIGN: Final = "server.cors_origins does not name the page that would write"
+_WEBDAV: Final = frozenset({"PROPFIND", "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "UNLOCK"})
+_NO_WEBDAV: Final = (
+    "WebDAV is not served: list by S3 (?list-type=2), or by the links on the page of a folder"
+)
 _WITH_POST: Final = b"GET, HEAD, PUT, DELETE, POST, OPTIONS"
 
 
@@ -186,7 +190,7 @@ class WritePlane:
         is_served = method in {"PUT", "DELETE"} or (method == "POST" and (step or not key))
         if not dataset.is_writable or not is_served:
             reason = "" if dataset.is_writable else f": {why_read_only(dataset.name)}"
-            detail = f"{method} is not served here{reason}"
+            detail = _NO_WEBDAV if method in _WEBDAV else f"{method} is not served here{reason}"
             allow = await self._methods_of(dataset, key, names)
             status = HTTPStatus.METHOD_NOT_ALLOWED
             await responder.problem(status, detail, (b"allow", allow))

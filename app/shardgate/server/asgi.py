@@ -81,7 +81,7 @@ class AsgiApp:
         exchange = AsgiExchange(send, None if is_read else body, more)
         asgi = Asgi(scope, receive, exchange.send)
         request = request_of(scope, headers, body, asgi, self.prefix)
-        response = self.cached(request)
+        response = None if request.needs_asgi else self.cached(request)
         with suppress(ClientGoneError):
             if response is not None:
                 await exchange.write(response)

@@ -115,7 +115,8 @@ class Responder:
     async def _send_failure(self, failure: Failure, extra: Iterable[tuple[bytes, bytes]]) -> None:
         response = await self._explain_failure(self.request, failure)
         headers = cast("Headers", response.headers)
-        present = {name for name, _ in headers}  # a page is not cached, where a problem may be
+        # A page is not cached, where a problem may be; lines of `Vary` add up.
+        present = {name for name, _ in headers} - {b"vary"}
         headers = [*headers, *(header for header in extra if header[0] not in present)]
         if not any(name == b"cache-control" for name, _ in headers):
             headers.append(NO_STORE)

@@ -1,14 +1,17 @@
 """What errors say: a page with a way on to a browser that opens one, else a problem document."""
 
 from http import HTTPStatus
+from typing import Final, cast
 from urllib.parse import quote
 
 from shardgate.server.address import address_reached_by
 from shardgate.server.problems import RETRIED, Failure, problem, status_headers
-from shardgate.server.request import Request, Response, quote_segment
+from shardgate.server.request import Headers, Request, Response, quote_segment
 from shardgate.server.responses import NO_STORE
 from shardgate.settings import LoginSettings
 from shardgate.web.rendering import PageTemplate, visible
+
+_VARY: Final = (b"vary", b"Accept")
 
 
 class ErrorPages:
@@ -28,7 +31,9 @@ class ErrorPages:
             members = {**failure.members, "login_url": f"{root}/login"}
             failure = failure._replace(members=members)
         if not request.fills_window:
-            return problem(failure)
+            document = problem(failure)
+            headers = cast("Headers", document.headers)
+            return Response(document.status, [*headers, _VARY], document.body)
         status = failure.status
         address = address_reached_by(request)
         way = label = ""
@@ -43,7 +48,7 @@ class ErrorPages:
             label = f"Show {visible(request.name, 40)}"
         start = f"{address.root_path}/"
         body = await self._page.render(reason=failure.detail, way=way, label=label, start=start)
-        headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, (b"vary", b"Accept")]
+        headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, _VARY]
         for name, value in self._page.headers:
             # Of no origin: a sign-in for a viewer cannot begin in a page of the service itself.
             is_sandboxed = request.name == "login" and name == b"content-security-policy"

@@ -201,8 +201,8 @@ class Previews:
             try:
                 pinned = await self._pin(dataset, VirtualKey(each))
                 drawing = await self._plan(dataset, pinned)
-            except (DecodeError, ShardgateError):
-                if is_node:
+            except (DecodeError, ShardgateError) as error:
+                if is_node or _may_pass(error):
                     raise
             else:
                 return _Look(pinned, drawing, await self._locate(dataset, drawing))

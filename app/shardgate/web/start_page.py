@@ -178,10 +178,15 @@ def _make_line(
         "largest": largest,
         "others": len(sound) - 1,
         "has_more": overview is not None and not overview.is_all,
-        "is_viewable": any(each.kind != "array" or each.is_drawn for each in sound),
+        "is_viewable": any(map(_is_viewable, sound)),
         "nbytes": sum(map(_nbytes_of, sound)),
         "reason": "" if overview is None else overview.reason,
     }
+
+
+def _is_viewable(found: ArrayView) -> bool:
+    """Return whether Neuroglancer shows it: an array, or meshes and the like."""
+    return found.is_drawn or (found.format == "precomputed" and found.kind != "array")
 
 
 def _nbytes_of(found: ArrayView) -> int:

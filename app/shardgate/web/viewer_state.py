@@ -78,8 +78,8 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
         layers = [_layer("segmentation", name, source)]
     else:
         layers = _image_layers(node, name, source, contrast)
-    # The viewer has the middle of an element half a step after its index, or at it in images.
-    center = 0.0 if node.kind == "image" else 0.5
+    # The viewer has the middle of an element half a step after its index; at it in OME-Zarr.
+    center = 0.0 if node.kind == "image" or array.is_level else 0.5
     return {**_position(array.axes, center), "layers": layers}
 
 
@@ -100,10 +100,10 @@ def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[Stat
 
 
 def _placed(url: str, axes: Sequence[Axis]) -> Source:
-    """Return the source *url* of an array with *axes*."""
+    """Return the source *url* of a level with *axes*, which lies where its image has it."""
     dimensions = {axis.name: list(axis.step_si) for axis in axes}
-    # The identity, and a column of shifts.
-    matrix = [[*(int(column is axis) for column in axes), axis.start] for axis in axes]
+    # The identity, and a column of shifts: the first element begins half a step before its middle.
+    matrix = [[*(int(column is axis) for column in axes), axis.start - 0.5] for axis in axes]
     transform = {"inputDimensions": dimensions, "outputDimensions": dimensions, "matrix": matrix}
     return {"url": url, "transform": transform}
 

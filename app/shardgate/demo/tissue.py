@@ -71,7 +71,10 @@ def tissue() -> Tissue:
     random = np.random.default_rng(5)
     lattice = np.argwhere(np.ones(_LATTICE))
     starts = (lattice + random.random(lattice.shape)) * _EXTENT / _LATTICE
-    trees = [_grow(random, start, number % _THICK == 0) for number, start in enumerate(starts)]
+    trees = [
+        _grow(random, start, is_dendrite=number % _THICK == 0)
+        for number, start in enumerate(starts)
+    ]
     dents = 4 * noise(random, _COARSE_SHAPE, 5) + 1.5 * noise(random, _COARSE_SHAPE, 2.5)
     bodies = [(tree.points, tree.radii) for tree in trees]
     labels, nearest, second = nearest_two(bodies, _COARSE_SHAPE, _COARSE_STEPS, _REACH, dents)
@@ -84,7 +87,7 @@ def tissue() -> Tissue:
     return Tissue(trees, labels, synapses, greys)
 
 
-def _grow(random: np.random.Generator, start: Field, is_dendrite: bool) -> Neurite:  # noqa: FBT001
+def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Neurite:
     """Grow a neurite from *start* into two directions, with branches."""
     radius = random.uniform(9, 15) if is_dendrite else random.uniform(4, 7)
     bend = 0.2 if is_dendrite else 0.28

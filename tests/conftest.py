@@ -25,6 +25,7 @@ from tests.support.clouds import Azurite, FakeGcs, running_azurite, running_fake
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS, running
 from tests.support.storage.faulty import FaultyServer
+from tests.support.storage.google import GoogleServer
 
 _TESTS: Final = Path(__file__).parent
 _ORDER: Final = (
@@ -179,6 +180,13 @@ def demo_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def fake_gcs() -> Generator[FakeGcs]:
     """Run a server that emulates Google's."""
     with running_fake_gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Generator[GoogleServer]:
+    """Run a server that compares generations as Google's does."""
+    with GoogleServer().running() as server:
         yield server
 
 

@@ -22,6 +22,7 @@ from tests.support.clouds import Azurite, FakeGcs
 from tests.support.lacking import lack
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.storage.faulty import LONGEST_S, FaultyServer, timeout_of
+from tests.support.storage.google import ENVIRON, GoogleServer
 from tests.support.storage.ministack import MiniStack, NotInstalledError, installed, running
 from tests.support.storage.reading import DATA, SECRET, Backend, Remote, az_settings
 
@@ -67,7 +68,10 @@ def http(request: pytest.FixtureRequest) -> Backend:
 
 
 def in_bucket(
-    store: ObjectStore, scheme: str, server: SeaweedFS | FakeGcs | Azurite, bucket: str = "bucket"
+    store: ObjectStore,
+    scheme: str,
+    server: SeaweedFS | FakeGcs | GoogleServer | Azurite,
+    bucket: str = "bucket",
 ) -> Backend:
     """Return *store*, which reads a bucket of *server*."""
     root = ObjectRef(f"{scheme}+lab://{bucket}", f"conformance/{uuid4().hex}")
@@ -98,6 +102,16 @@ def gs(request: pytest.FixtureRequest) -> Backend:
     return in_bucket(RetryingStore(store, RetryPolicy(LONGEST_S)), "gs", server)
 
 
+def google(request: pytest.FixtureRequest) -> Backend:
+    """Return a store of the bucket of a server that compares generations as Google's does."""
+    server: GoogleServer = request.getfixturevalue("google_server")
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    settings = StoreSettings(endpoint_url=server.url)
+    return in_bucket(CloudStore("gs", settings, timeout_s=LONGEST_S), "gs", server)
+
+
 def az(request: pytest.FixtureRequest) -> Backend:
     """Return a store of the container of Azurite."""
     server: Azurite = request.getfixturevalue("azurite")
@@ -112,7 +126,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     await made.store.aclose()
 
 
-@pytest.fixture(params=[memory, local, s3, mini], ids=lambda make: make.__name__)
+@pytest.fixture(params=[memory, local, s3, mini, google, az], ids=lambda make: make.__name__)
 async def writable(request: pytest.FixtureRequest) -> AsyncGenerator[Backend]:
     """Open a store of each kind that can be written."""
     made: Backend = request.param(request)

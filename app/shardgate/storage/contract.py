@@ -120,7 +120,7 @@ class WriteNotice(NamedTuple):
 
 
 type OnWrite = Callable[[WriteNotice], None]
-"""Called on the event loop after each write to S3, also a failed one."""
+"""Called on the event loop after each write over a network, also a failed one."""
 
 
 OBJECT: Final = "object"

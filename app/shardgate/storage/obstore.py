@@ -1,35 +1,22 @@
-"""Objects of Google Cloud Storage and Azure, read through obstore.
+"""Objects of Google Cloud Storage and Azure, through obstore.
 
-obstore finds credentials in its own environment variables and on the machine. Its results are
-checked against the request, for servers ignore conditions. Its exceptions are text only, and repeat
-URLs that may hold signatures: they are classified by their text, and never shown.
+Its results are checked against the request, for servers ignore conditions.
 """
 
-import re
 from calendar import timegm
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import (
-    BaseError,
-    NotModifiedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
-from obstore.store import AzureStore, GCSStore
+from obstore.exceptions import BaseError, NotModifiedError, PreconditionError
+from obstore.store import AzureStore
 
 from shardgate.errors import (
-    ConfigurationError,
     StorageDeniedError,
-    StorageError,
-    StorageTimeoutError,
     StorageUnavailableError,
     StorageUnusableError,
     TruncatedReadError,
@@ -51,51 +38,69 @@ from shardgate.storage.contract import (
     Found,
     Listed,
     NotModified,
+    OnWrite,
     Stat,
     check_condition,
     clamp,
     is_unfinished,
 )
-from shardgate.storage.http_headers import content_coding, is_derived, version_of
-from shardgate.storage.refusals import Refusal, no_bucket, no_credentials, parse_document
-from shardgate.storage.wrappers import ReadOnlyStore
+from shardgate.storage.http_headers import (
+    METADATA,
+    content_coding,
+    is_derived,
+    object_headers,
+    version_of,
+)
+from shardgate.storage.obstore_client import (
+    NO_BUCKET_CODES,
+    Client,
+    check_settings,
+    is_about_range,
+    is_name,
+    open_client,
+    refusal_of,
+    stored_headers,
+    translated,
+)
+from shardgate.storage.obstore_write import CloudWriter
+from shardgate.storage.refusals import no_bucket
+from shardgate.storage.swapping import WRITE_IDS, ObjectState, parse_ids
 
 if TYPE_CHECKING:  # obstore defines these names for type checkers only
     from obstore import GetOptions, GetResult, ObjectMeta
 
-_NO_BUCKET_CODES: Final = frozenset({"ContainerNotFound", "NoSuchBucket"})
 _NO_PREFIX: Final = "shardgate-looks-for-the-bucket"
-_STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
-    (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
-    (("body error",), TruncatedReadError, "the connection closed within the body"),
-    (
-        ("Received non-partial response", "Requested "),
-        StorageUnusableError,
-        "the server sent another range than was requested",
-    ),
-    (("InvalidCertificate",), StorageUnusableError, "the certificate is not trusted"),
-    (("HTTP error",), StorageUnavailableError, "the server did not respond"),
-)
-"""Phrases of a text without a status, the most specific first."""
 
 
 class _OpenObject(NamedTuple):
     """The version that was found, still without its bytes, and its body, `None` if empty."""
 
     found: Found
+    headers: dict[bytes, bytes]
     result: "GetResult | None"
 
 
-class CloudStore(ReadOnlyStore):
-    """Reads ``gs://bucket`` or ``az://container``; a suffix costs two requests in Azure."""
+class CloudStore(CloudWriter):
+    """Reads and writes ``gs://bucket`` or ``az://container``.
 
-    def __init__(self, scheme: str, settings: StoreSettings, *, timeout_s: float = 10.0) -> None:
+    A suffix costs two requests in Azure.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        settings: StoreSettings,
+        *,
+        timeout_s: float = 10.0,
+        deadline_s: float = 30.0,
+        on_write: OnWrite = lambda _: None,
+    ) -> None:
         """Raise `ConfigurationError` for settings that *scheme* does not have."""
-        _check_settings(scheme, settings)
+        check_settings(scheme, settings)
         self._settings = settings
-        self._timeout = timedelta(seconds=timeout_s)
-        self._stores: dict[str, AzureStore | GCSStore] = {}
+        self._timeout_s = timeout_s
+        self._stores: dict[str, Client] = {}
+        CloudWriter.__init__(self, self, settings, self._look, deadline_s, on_write)
 
     async def get(
         self,
@@ -106,11 +111,11 @@ class CloudStore(ReadOnlyStore):
         if_none_match: ETag | None = None,
         kind: str = OBJECT,  # noqa: ARG002  the contract's argument
     ) -> Found | NotModified | None:
-        with _translated(ref):
+        with translated(ref):
             opened = await self._open(ref, request, if_match, if_none_match)
             if not isinstance(opened, _OpenObject):
                 return opened
-            found, body = opened
+            found, _, body = opened
             data = b"" if body is None else bytes(await body.bytes_async())
         if len(data) != found.byte_range.length:
             raise TruncatedReadError(ref, f"{len(data)} of {found.byte_range.length} bytes came")
@@ -120,28 +125,37 @@ class CloudStore(ReadOnlyStore):
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        with _translated(ref):
+        with translated(ref):
             opened = await self._open(ref, byte_range, if_match, None)
         if not isinstance(opened, _OpenObject) or opened.found.byte_range != byte_range:
             raise VersionChangedError(ref)
         yield _pieces(ref, opened)
 
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        with _translated(ref):
+        with translated(ref):
             opened = await self._ask(ref, None, None, None, is_head=True)
         if not isinstance(opened, _OpenObject):
             return None
         found = opened.found
-        return Stat(found.size, found.etag, found.coding, found.modified_s)
+        headers = object_headers(opened.headers)
+        return Stat(found.size, found.etag, found.coding, found.modified_s, headers)
+
+    async def _look(self, ref: ObjectRef) -> ObjectState | None:
+        with translated(ref):
+            opened = await self._ask(ref, None, None, None, is_head=True)
+        if not isinstance(opened, _OpenObject) or opened.result is None:
+            return None
+        ids = opened.headers.get(METADATA + WRITE_IDS.encode(), b"").decode("latin-1")
+        return ObjectState(opened.found.etag, parse_ids(ids), opened.result.meta["version"])
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
         """Page through the listing: of whole folders, and with a delimiter from the start."""
         folder = prefix.key[: prefix.key.rfind("/") + 1]
-        if folder and not _is_name(folder.removesuffix("/")):
+        if folder and not is_name(folder.removesuffix("/")):
             return  # obstore would list another folder
-        with _translated(prefix):
+        with translated(prefix):
             async for each in self._list(ObjectRef(prefix.bucket, folder), delimiter, after):
                 if each.ref.key > after and each.ref.key.startswith(prefix.key):
                     yield each
@@ -160,7 +174,7 @@ class CloudStore(ReadOnlyStore):
 
     async def check_reachable(self, root: ObjectRef) -> None:
         try:
-            with _translated(root):
+            with translated(root):
                 await obstore.list(self._store(root), _NO_PREFIX).collect_async()
         except StorageDeniedError:
             if not self._settings.forbidden_is_absent:
@@ -169,6 +183,7 @@ class CloudStore(ReadOnlyStore):
 
     async def aclose(self) -> None:
         self._stores.clear()
+        self._clients.clear()
 
     async def _open(
         self,
@@ -188,7 +203,7 @@ class CloudStore(ReadOnlyStore):
                 return whole
             wanted = clamp(ref, request, whole.found.size, if_match)
             if is_empty:
-                return _OpenObject(replace(whole.found, byte_range=wanted), None)
+                return _OpenObject(replace(whole.found, byte_range=wanted), whole.headers, None)
             with suppress(VersionChangedError):
                 return await self._ask(ref, wanted, whole.found.etag, None)
         raise VersionChangedError(ref)
@@ -202,7 +217,7 @@ class CloudStore(ReadOnlyStore):
         *,
         is_head: bool = False,
     ) -> _OpenObject | NotModified | None:
-        if not _is_name(ref.key):
+        if not is_name(ref.key):
             raise StorageUnusableError(ref, "obstore cannot name keys with empty or dot segments")
         options = _options(request, if_match, if_none_match) | {"head": is_head}
         try:
@@ -219,7 +234,7 @@ class CloudStore(ReadOnlyStore):
         except BaseError as error:
             if if_match is None and await self._hides_absence(ref, error, is_head=is_head):
                 return None
-            if request is None or not _is_about_range(error):
+            if request is None or not is_about_range(error):
                 raise
             if (found := await self.stat(ref)) is None:
                 raise VersionChangedError(ref) from None
@@ -236,9 +251,9 @@ class CloudStore(ReadOnlyStore):
         The error document of the service proves it, which the response to a HEAD does not have, or
         a listing without the object.
         """
-        refusal = _refusal_of(error)
+        refusal = refusal_of(error)
         code = "" if refusal is None else refusal.code
-        if code in _NO_BUCKET_CODES:
+        if code in NO_BUCKET_CODES:
             raise no_bucket(ref)
         if code in {"BlobNotFound", "NoSuchKey"}:
             return
@@ -252,7 +267,7 @@ class CloudStore(ReadOnlyStore):
 
     async def _hides_absence(self, ref: ObjectRef, error: BaseError, *, is_head: bool) -> bool:
         """Return whether 403 means absence by the settings; a GET tells the code of a HEAD."""
-        refusal = _refusal_of(error)
+        refusal = refusal_of(error)
         if not self._settings.forbidden_is_absent or refusal is None:
             return False
         if is_head and refusal.status == HTTPStatus.FORBIDDEN:
@@ -267,9 +282,9 @@ class CloudStore(ReadOnlyStore):
                 return each.ref.key == ref.key
         return False
 
-    def _store(self, ref: ObjectRef) -> AzureStore | GCSStore:
+    def _store(self, ref: ObjectRef) -> Client:
         if (store := self._stores.get(ref.bucket)) is None:
-            store = _open_client(ref.bucket, self._settings, self._timeout)
+            store = open_client(ref.bucket, self._settings, self._timeout_s)
             self._stores[ref.bucket] = store
         return store
 
@@ -297,10 +312,9 @@ def _checked(
     """Check version and range of the response, whatever the server did with the conditions."""
     meta = result.meta
     modified = meta["last_modified"]
-    headers = {
-        b"etag": (meta["e_tag"] or "").encode("latin-1"),
-        b"last-modified": str(modified).encode(),
-    }
+    headers = stored_headers(result.attributes)
+    headers[b"etag"] = (meta["e_tag"] or "").encode("latin-1")
+    headers[b"last-modified"] = str(modified).encode()
     etag = version_of(headers, meta["size"])
     modified_s = timegm(modified.utctimetuple())
     check_condition(ref, if_match, etag, modified_s)
@@ -308,16 +322,16 @@ def _checked(
     wanted = clamp(ref, request, meta["size"], if_match)
     if sent != wanted:
         raise StorageUnusableError(ref, f"the server sent {sent} instead of {wanted}")
-    headers[b"content-encoding"] = str(result.attributes.get("Content-Encoding", "")).encode()
     coding = content_coding(headers)
-    return _OpenObject(Found(b"", sent, meta["size"], etag, coding, modified_s), result)
+    found = Found(b"", sent, meta["size"], etag, coding, modified_s, headers)
+    return _OpenObject(found, headers, result)
 
 
 async def _pieces(ref: ObjectRef, opened: _OpenObject) -> AsyncIterator[bytes]:
     if opened.result is None:
         return
     left = opened.found.byte_range.length
-    with _translated(ref):
+    with translated(ref):
         async for piece in opened.result.stream(min_chunk_size=1024**2):
             left -= len(piece)
             yield bytes(piece)
@@ -339,88 +353,3 @@ def _listed(
     listed += [Listed(ObjectRef(prefix.bucket, f"{each}/"), None) for each in prefixes]
     found = (each for each in listed if not is_unfinished(prefix, each.ref))
     return sorted(found, key=lambda each: each.ref.key.encode())
-
-
-def _is_name(key: str) -> bool:
-    """Return whether obstore sends *key* unchanged: from others it strips slashes."""
-    return all(segment not in ("", ".", "..") for segment in key.split("/"))
-
-
-def _check_settings(scheme: str, settings: StoreSettings) -> None:
-    if scheme == "gs" and settings.access_key_id is not None:
-        raise ConfigurationError("gs:// takes no access_key_id; see GOOGLE_APPLICATION_CREDENTIALS")
-    for name in ("session_token", "region"):
-        if getattr(settings, name) is not None:
-            raise ConfigurationError(f"{scheme}:// takes no {name}")
-
-
-def _open_client(bucket: str, settings: StoreSettings, silence: timedelta) -> AzureStore | GCSStore:
-    """Open a client without retries; plain HTTP is allowed only to the endpoint in *settings*."""
-    kind, _, name = bucket.partition("://")
-    url = settings.endpoint_url
-    options: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": silence,
-            "read_timeout": silence,
-            "timeout": timedelta(days=365),  # a body may be streamed slowly
-        },
-        "retry_config": {"max_retries": 0},
-    }
-    if url is not None and url.startswith("http://"):
-        options["client_options"]["allow_http"] = True
-    if settings.anonymous:
-        options["skip_signature"] = True
-    if "gs" in kind.split("+"):
-        # Otherwise gzip is inflated on the way, and the lengths are wrong.
-        options["client_options"]["default_headers"] = {"Accept-Encoding": "gzip"}
-        return GCSStore(name, **options | ({} if url is None else {"base_url": url}))
-    if url is not None:
-        parts = urlsplit(url)  # emulators have the account in the path
-        account = parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
-        options |= {"endpoint": url, "account_name": account}
-    if settings.access_key_id is not None and settings.secret_access_key is not None:
-        options["account_name"] = settings.access_key_id
-        options["account_key"] = settings.secret_access_key.get_secret_value()
-    return AzureStore(name, **options)
-
-
-@contextmanager
-def _translated(ref: ObjectRef) -> Iterator[None]:
-    try:
-        yield
-    except (BaseError, FileNotFoundError, ValueError) as error:
-        raise _failure(ref, error) from error
-
-
-def _refusal_of(error: Exception) -> Refusal | None:
-    text = str(error)
-    if (status := _STATUS.search(text)) is None:
-        return None
-    return Refusal("GET", int(status[1]), *parse_document(text.encode(errors="replace")))
-
-
-def _is_about_range(error: Exception) -> bool:
-    """Return whether the object may be too short for the requested range."""
-    if (refusal := _refusal_of(error)) is not None:
-        return refusal.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-    return _says(error, ("Wanted range starting at", "Failed to parse value for CONTENT_RANGE"))
-
-
-def _failure(ref: ObjectRef, error: Exception) -> StorageError:
-    if (refusal := _refusal_of(error)) is not None:
-        return no_bucket(ref) if refusal.code in _NO_BUCKET_CODES else refusal.failure(ref)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return StorageDeniedError(ref, "the server refuses")
-    if _says(error, ("token request", "redential")):  # with either case of the first letter
-        return no_credentials(ref, "none in the environment or on this machine")
-    for phrases, kind, reason in _KINDS:
-        if _says(error, phrases):
-            return kind(ref, reason)
-    first = str(error).partition("\n")[0]
-    reason = type(error).__name__ if "://" in first else first  # a URL may hold a signature
-    return StorageUnusableError(ref, reason)
-
-
-def _says(error: Exception, phrases: tuple[str, ...]) -> bool:
-    text = str(error)
-    return any(phrase in text for phrase in phrases)

@@ -1,24 +1,16 @@
-"""Clients of botocore, their errors as ours, and requests repeated until the outcome is known.
-
-A response can be lost: the connection breaks, or the server fails after it did its work. The
-service must not take such a write for a conflict with itself. So each write has an id, which the
-object carries as metadata with those of the last few writes before it, and the object is looked at
-before a request is repeated, and after each refusal.
-"""
+"""Clients of botocore, their errors as ours, and writes of single objects under conditions."""
 
 import asyncio
-import re
-import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from io import BytesIO
 from types import SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
@@ -48,8 +40,6 @@ from botocore.parsers import ResponseParserError
 from shardgate.concurrency import divide, is_large, resolve
 from shardgate.errors import (
     ConfigurationError,
-    StorageError,
-    StorageThrottledError,
     StorageTimeoutError,
     StorageUnavailableError,
     StorageUnusableError,
@@ -58,15 +48,20 @@ from shardgate.model import ETag, ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.contract import (
     ABSENT,
-    CONFLICT,
     Conflict,
-    Expected,
-    ObjectHeaders,
-    is_as_expected,
 )
-from shardgate.storage.http_headers import METADATA, derive_etag, skew_of, version_of
+from shardgate.storage.http_headers import METADATA, skew_of, version_of
 from shardgate.storage.http_reader import HttpReader
-from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket, no_credentials, other_region
+from shardgate.storage.refusals import Refusal, no_bucket, no_credentials, other_region
+from shardgate.storage.swapping import (
+    WRITE_IDS,
+    ObjectState,
+    ObjectWrite,
+    Swapper,
+    ids_metadata,
+    is_transient_write,
+    parse_ids,
+)
 from shardgate.storage.wrappers import RetryPolicy
 
 NO_BUCKET: Final = "NoSuchBucket"
@@ -81,17 +76,13 @@ _SIGNATURE: Final = "s3v4-hashed-before"
 DIGEST: Final = "shardgate_sha256"
 PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
-_WRITE_IDS: Final = "shardgate-writes"
-_WRITE_ID: Final = re.compile("[0-9a-f]{16}")
 
 _shared_loader: Final = cache(create_loader)
 """Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
 
 type S3Answer = dict[str, Any]
-type Send = Callable[..., Awaitable[S3Answer | Refusal]]
+type SendS3 = Callable[..., Awaitable[S3Answer | Refusal]]
 """Sends the write with the conditions it is called with."""
-type WriteIds = tuple[str, ...]
-"""Ids of the writes that made an object, the newest first; objects carry them as metadata."""
 
 
 def _open_session() -> Any:
@@ -144,7 +135,7 @@ class S3Client:
         """True if requests are not signed."""
         self._connections = connections
         self._timeouts = {"read": timeout_s, "write": max(timeout_s, deadline_s)}
-        self._policy = RetryPolicy(2 * deadline_s)
+        self.policy = RetryPolicy(2 * deadline_s)
         self._session = _open_session()
         self._session.register_component("data_loader", _shared_loader())
         key_id = settings.access_key_id
@@ -240,7 +231,7 @@ class S3Client:
 
     async def retried[T](self, ref: ObjectRef, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat *attempt* after errors that may be gone a moment later, also time-outs."""
-        return await self._policy.run(ref, attempt, is_transient=is_transient_write)
+        return await self.policy.run(ref, attempt, is_transient=is_transient_write)
 
     async def check_reachable(self, ref: ObjectRef) -> None:
         with translated(ref):
@@ -348,30 +339,6 @@ def _refusal(error: ClientError) -> Refusal:
     return Refusal("GET", status, code, skew_s=skew_of({b"date": date}), region=region)
 
 
-def is_refused(answer: S3Answer | Refusal) -> bool:
-    """Return whether a precondition failed, or its object or upload is gone."""
-    if not isinstance(answer, Refusal):
-        return False
-    # An upload that is gone lost a race, or was swept: the write starts again.
-    is_gone = answer.code in {NO_SUCH_KEY, "NoSuchUpload"}
-    return is_gone or answer.status == HTTPStatus.PRECONDITION_FAILED
-
-
-def is_transient_write(error: StorageError) -> bool:
-    """Return whether a write can be sent again after it was looked for."""
-    return isinstance(error, StorageThrottledError | StorageTimeoutError | StorageUnavailableError)
-
-
-def next_ids(before: WriteIds) -> WriteIds:
-    """Return a new id in front of up to eight of those of the object that is replaced."""
-    return secrets.token_hex(8), *before[:8]
-
-
-def ids_metadata(ids: WriteIds) -> dict[str, str]:
-    """Return the user metadata that carries *ids*."""
-    return {_WRITE_IDS: " ".join(ids)}
-
-
 def etag_of(answer: Mapping[str, Any]) -> ETag | None:
     """Return the version in the response to a write, if it has one."""
     etag = str(answer.get("CopyObjectResult", answer).get("ETag") or "")
@@ -380,25 +347,9 @@ def etag_of(answer: Mapping[str, Any]) -> ETag | None:
     return ETag(etag if '"' in etag else f'"{etag}"')  # some servers leave the quotes out
 
 
-class ObjectState(NamedTuple):
-    """Current state of an object."""
-
-    etag: ETag
-    ids: WriteIds
-
-
 @dataclass(frozen=True, slots=True)
-class ObjectWrite:
-    """An object to be written in place of the version *expected*."""
-
-    ref: ObjectRef
-    expected: Expected
-    ids: WriteIds
-    kept: ObjectHeaders
-
-    @property
-    def version(self) -> ETag | None:
-        return self.expected if isinstance(self.expected, str) else None
+class S3Write(ObjectWrite):
+    """An object of S3 to be written."""
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -421,101 +372,42 @@ class ObjectWrite:
         }
 
 
-class Swapper:
-    """Writes and removes objects under conditions."""
+class S3Swapper(Swapper):
+    """Writes and removes objects of S3 under conditions."""
 
     def __init__(self, client: S3Client, reader: HttpReader) -> None:
+        super().__init__(client.policy, partial(_look, reader))
         self._client = client
-        self._reader = reader
 
-    async def state(self, ref: ObjectRef) -> ObjectState | None:
-        """Return version and write ids of *ref*, `None` if absent."""
-        return await self._client.retried(ref, lambda: self._look(ref))
+    async def put(self, write: S3Write, send: SendS3) -> ETag | Conflict:
+        """Write once by *send*, which gets the conditions as parameters of botocore."""
 
-    async def write(self, write: ObjectWrite, send: Send) -> ETag | Conflict:
-        """Write once; return the new version, also if that was replaced since."""
-        own = write.ids[0]
+        async def attempt() -> ETag | Refusal | None:
+            answer = await send(**write.conditions)
+            return answer if isinstance(answer, Refusal) else etag_of(answer)
 
-        def outcome_in(state: ObjectState | None) -> ETag | Conflict | None:
-            if state is not None and state.ids[:1] == (own,):
-                return state.etag
-            if state is not None and own in state.ids:
-                return derive_etag(own.encode())  # written, and replaced by another write since
-            return None if is_as_expected(state and state.etag, write.expected) else CONFLICT
+        return await self.write(write, attempt)
 
-        attempt = partial(send, **write.conditions)
-        refused = None if write.expected is None else CONFLICT
-        return await self._run(write.ref, attempt, etag_of, outcome_in, refused)
-
-    async def remove(self, ref: ObjectRef, expected: ETag | None) -> Literal[True] | Conflict:
+    async def delete(self, ref: ObjectRef, expected: ETag | None) -> Literal[True] | Conflict:
         """Remove *ref*, in the version *expected* only if that is one."""
+        condition = {} if expected is None else {"IfMatch": str(expected)}
 
-        def outcome_of(answer: S3Answer) -> Literal[True] | None:
+        async def attempt() -> Literal[True] | Refusal | None:
+            answer = await self._client.send(ref, "delete_object", **condition)
+            if isinstance(answer, Refusal):
+                return answer
             status = answer["ResponseMetadata"]["HTTPStatusCode"]
             return True if status == HTTPStatus.NO_CONTENT else None
 
-        def outcome_in(state: ObjectState | None) -> Literal[True] | Conflict | None:
-            if state is None:
-                return True
-            return CONFLICT if expected not in (None, state.etag) else None
+        return await self.remove(ref, expected, attempt)
 
-        condition = {} if expected is None else {"IfMatch": str(expected)}
-        attempt = partial(self._client.send, ref, "delete_object", **condition)
-        return await self._run(ref, attempt, outcome_of, outcome_in, CONFLICT)
 
-    async def _run[T](
-        self,
-        ref: ObjectRef,
-        send: Send,
-        outcome_of: Callable[[S3Answer], T | None],
-        outcome_in: Callable[[ObjectState | None], T | None],
-        refused: T | None,
-    ) -> T:
-        """Repeat *send* until a response or the object itself shows the outcome.
-
-        *outcome_of* a response and *outcome_in* a state of the object are `None` where they prove
-        none. A failed precondition that the state does not explain has the outcome *refused*; it
-        is an error if that is `None`.
-        """
-        may_be_done = False  # a request was sent, and its outcome is not known
-
-        async def look() -> T | None:
-            return outcome_in(await self._look(ref))
-
-        async def attempt() -> T:
-            nonlocal may_be_done
-            may_be_done_before = may_be_done
-            if may_be_done_before and (outcome := await look()) is not None:
-                return outcome
-            may_be_done = True  # also without a response
-            answer = await send()
-            if isinstance(answer, Refusal):
-                if refused is not None and is_refused(answer):
-                    return await look() or refused
-                error = answer.failure(ref)
-                may_be_done = may_be_done_before or is_transient_write(error)
-                raise error
-            if (outcome := outcome_of(answer) or await look()) is not None:
-                return outcome
-            # It may be the answer of a proxy.
-            raise StorageUnavailableError(ref, "the response is not that of S3 to a write")
-
-        try:
-            return await self._client.retried(ref, attempt)
-        except StorageError:
-            if may_be_done:
-                with suppress(StorageError):
-                    if (outcome := await look()) is not None:
-                        return outcome
-            raise
-
-    async def _look(self, ref: ObjectRef) -> ObjectState | None:
-        if (found := await self._reader.head(ref)) is None:
-            return None
-        headers, size = found
-        listed = headers.get(METADATA + _WRITE_IDS.encode(), b"").decode("latin-1").split()
-        ids = tuple(each for each in listed if _WRITE_ID.fullmatch(each))
-        return ObjectState(version_of(headers, size), ids)
+async def _look(reader: HttpReader, ref: ObjectRef) -> ObjectState | None:
+    if (found := await reader.head(ref)) is None:
+        return None
+    headers, size = found
+    ids = headers.get(METADATA + WRITE_IDS.encode(), b"").decode("latin-1")
+    return ObjectState(version_of(headers, size), parse_ids(ids))
 
 
 def _prepare_for_large_bodies(client: Any) -> None:

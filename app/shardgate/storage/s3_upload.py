@@ -13,35 +13,29 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
-from shardgate.concurrency import bounded_gather, is_large, run_in_thread
-from shardgate.errors import RangeNotSatisfiedError, StorageError, VersionChangedError
-from shardgate.model import ByteRange, Condition, ETag, ObjectRef, Piece
+from shardgate.concurrency import bounded_gather
+from shardgate.errors import StorageError, VersionChangedError
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
 from shardgate.storage.contract import (
     CONFLICT,
     TEMPORARY,
     Conflict,
-    Found,
     WriteNotice,
-    assemble,
     nbytes_of,
-    plan_spans,
 )
-from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import Refusal
 from shardgate.storage.s3_client import (
-    ObjectWrite,
     S3Answer,
     S3Client,
-    Swapper,
+    S3Swapper,
+    S3Write,
     bucket_of,
-    is_refused,
 )
-from shardgate.storage.wrappers import RetryPolicy
+from shardgate.storage.swapping import BodyFetcher, is_refused
 
 _MAX_PARTS: Final = 10_000
-_KEPT_NBYTES: Final = 64 * 1024**2  # of bodies that were sent: most shards are written again
 
 type Part = ByteRange | list[Piece]
 """A range that the server copies, or pieces that are sent together."""
@@ -130,58 +124,11 @@ def _split(whole: ByteRange, most: int) -> list[ByteRange]:
     return [ByteRange(start, stop) for start, stop in pairwise(edges)]
 
 
-class BodyFetcher:
-    """Reads ranges of objects that are rewritten, and keeps the bodies that were sent last."""
-
-    def __init__(self, reader: HttpReader, policy: RetryPolicy) -> None:
-        self._reader = reader
-        self._policy = policy
-        self._sent: LRUCache[ObjectRef, tuple[ETag, bytes]] = LRUCache(
-            _KEPT_NBYTES, lambda sent: len(sent[1])
-        )
-
-    def keep(self, ref: ObjectRef, etag: ETag, body: bytes) -> None:
-        """Remember that *body* is the version *etag* of *ref*."""
-        self._sent.pop(ref, None)
-        if len(body) <= _KEPT_NBYTES:
-            self._sent[ref] = etag, body
-
-    async def join(
-        self, ref: ObjectRef, pieces: Sequence[Piece], version: Condition | None
-    ) -> tuple[bytes, int]:
-        """Concatenate *pieces*, whose ranges are of *version*; return the bytes fetched too.
-
-        Raises: `VersionChangedError`, `RangeNotSatisfiedError`, `StorageError`.
-        """
-        is_long = is_large(sum(map(nbytes_of, pieces)))
-        sent_etag, body = self._sent.get(ref, (None, b""))
-        if sent_etag is not None and sent_etag == version:
-            size = len(body)
-            if any(isinstance(piece, ByteRange) and piece.stop > size for piece in pieces):
-                raise RangeNotSatisfiedError(ref, size)
-            spans = [ByteRange(0, size)]
-            read = [body]
-            fetched = 0
-        else:
-            spans = plan_spans(piece for piece in pieces if isinstance(piece, ByteRange))
-            read = await bounded_gather(lambda span: self._read(ref, span, version), spans)
-            fetched = sum(map(len, read))
-        return await run_in_thread(assemble, pieces, spans, read, is_long=is_long), fetched
-
-    async def _read(self, ref: ObjectRef, span: ByteRange, version: Condition | None) -> bytes:
-        found = await self._policy.run(ref, lambda: self._reader.get(ref, span, if_match=version))
-        if not isinstance(found, Found):
-            raise VersionChangedError(ref)
-        if found.byte_range != span:
-            raise RangeNotSatisfiedError(ref, found.size)
-        return found.data
-
-
 class MultipartWriter:
     """Uploads objects in parts, and removes old uploads that were never finished."""
 
     def __init__(
-        self, client: S3Client, swapper: Swapper, fetcher: BodyFetcher, stale_s: float
+        self, client: S3Client, swapper: S3Swapper, fetcher: BodyFetcher, stale_s: float
     ) -> None:
         self._client = client
         self._swapper = swapper
@@ -190,7 +137,7 @@ class MultipartWriter:
         self._swept: TTLCache[ObjectRef, bool] = TTLCache(4096, ttl=600)
 
     async def put(
-        self, write: ObjectWrite, parts: Sequence[Part], swap_request: SwapRequest
+        self, write: S3Write, parts: Sequence[Part], swap_request: SwapRequest
     ) -> tuple[ETag | Conflict, WriteNotice]:
         """Upload *parts* and swap the object in by *swap_request*; return the bytes moved too.
 
@@ -210,11 +157,11 @@ class MultipartWriter:
             await asyncio.shield(self._clean(upload, is_completed=isinstance(outcome, str)))
         return outcome, upload.notice
 
-    async def _swap(self, write: ObjectWrite, upload: "_MultipartUpload") -> ETag | Conflict:
+    async def _swap(self, write: S3Write, upload: "_MultipartUpload") -> ETag | Conflict:
         if not upload.is_temporary:
-            return await self._swapper.write(write, upload.complete)
-        temporary = ObjectWrite(upload.ref, None, write.ids, write.kept)
-        await self._swapper.write(temporary, upload.complete)
+            return await self._swapper.put(write, upload.complete)
+        temporary = S3Write(upload.ref, None, write.ids, write.kept)
+        await self._swapper.put(temporary, upload.complete)
         send = partial(
             self._client.send,
             write.ref,
@@ -223,7 +170,7 @@ class MultipartWriter:
             MetadataDirective="REPLACE",
             **write.headers,
         )
-        return await self._swapper.write(write, send)
+        return await self._swapper.put(write, send)
 
     async def sweep(self, ref: ObjectRef) -> None:
         """Remove old temporary objects and uploads next to *ref*, every 10 minutes at most.
@@ -267,7 +214,7 @@ class MultipartWriter:
 
 class _MultipartUpload:
     def __init__(
-        self, client: S3Client, fetcher: BodyFetcher, ref: ObjectRef, write: ObjectWrite
+        self, client: S3Client, fetcher: BodyFetcher, ref: ObjectRef, write: S3Write
     ) -> None:
         self.ref = ref
         self.is_temporary = ref != write.ref

@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple
 from cachetools import LRUCache
 from crc32c import crc32c
 
-from shardgate.concurrency import SingleFlight, is_large, run_in_thread
+from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import (
     StorageDeniedError,
     StorageError,
-    StorageTimeoutError,
     UnwritableError,
     VersionChangedError,
 )
@@ -44,26 +43,29 @@ from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import FAILURES, Refusal, no_bucket, read_refusal, storage_error
 from shardgate.storage.s3_client import (
     NO_BUCKET,
-    ObjectState,
-    ObjectWrite,
     S3Answer,
     S3Client,
-    Swapper,
-    WriteIds,
+    S3Swapper,
+    S3Write,
     bucket_of,
     etag_of,
-    ids_metadata,
-    is_refused,
-    next_ids,
 )
 from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_upload import (
-    BodyFetcher,
     CannotCopyError,
     MultipartWriter,
     Part,
     SwapRequest,
     plan_parts,
+)
+from shardgate.storage.swapping import (
+    BodyFetcher,
+    ObjectState,
+    Probes,
+    WriteIds,
+    ids_metadata,
+    is_refused,
+    next_ids,
 )
 from shardgate.storage.wrappers import RetryPolicy
 
@@ -106,34 +108,22 @@ class S3Writer:
         self._options = options
         self._puts = puts
         self._client = client
-        self._swapper = Swapper(client, reader)
+        self._swapper = S3Swapper(client, reader)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
         self._multipart = MultipartWriter(client, self._swapper, self._fetcher, options.stale_s)
         self._written: LRUCache[ObjectRef, tuple[ETag, WriteIds]] = LRUCache(4096)
         """Version and ids of the last writes of this process."""
         self._features: dict[str, ServerFeatures] = {}
-        self._verified: set[ObjectRef] = set()
-        self._probes = SingleFlight[ObjectRef](outlasts=True)
+        self._probes = Probes(self._probe, 2 * options.deadline_s)
         self._without_copy: set[str] = set()
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
-        """Probe the server once, to the end even if the caller is cancelled.
-
-        A probe that stopped half-way would leave its object or its upload.
-        """
-        if root in self._verified:
-            return
-        await self._probes.run(root, partial(self._probe, root))
-        await self._multipart.sweep(root.prefix)  # of what a process left that was killed
+        if await self._probes.run(root):
+            await self._multipart.sweep(root.prefix)  # of what a process left that was killed
 
     async def _probe(self, root: ObjectRef) -> None:
-        try:
-            async with asyncio.timeout(2 * self._options.deadline_s):
-                probe = ServerProbe(self._client, self._swapper, root)
-                self._features[root.bucket] = await probe.run()
-        except TimeoutError as error:
-            raise StorageTimeoutError(root, "the trial of preconditions took too long") from error
-        self._verified.add(root)
+        probe = ServerProbe(self._client, self._swapper, root)
+        self._features[root.bucket] = await probe.run()
 
     async def put(
         self,
@@ -147,7 +137,7 @@ class S3Writer:
         before = await self._ids_of(ref, expected)
         if isinstance(before, Conflict):
             return CONFLICT
-        write = ObjectWrite(ref, expected, next_ids(before), headers)
+        write = S3Write(ref, expected, next_ids(before), headers)
         etag = await self._put(write, pieces)
         if not isinstance(etag, Conflict):
             self._written[ref] = etag, write.ids
@@ -161,9 +151,9 @@ class S3Writer:
             return CONFLICT
         if expected is not None and not (await self._features_of(ref)).conditional_delete:
             return False
-        return await self._swapper.remove(ref, expected)
+        return await self._swapper.delete(ref, expected)
 
-    async def _put(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
+    async def _put(self, write: S3Write, pieces: Sequence[Piece]) -> ETag | Conflict:
         total = sum(map(nbytes_of, pieces))
         kept = sum(piece.length for piece in pieces if isinstance(piece, ByteRange))
         bucket = write.ref.bucket
@@ -180,7 +170,7 @@ class S3Writer:
             etag = await self._send(write, pieces)
         return etag
 
-    async def _upload(self, write: ObjectWrite, parts: Sequence[Part]) -> ETag | Conflict | None:
+    async def _upload(self, write: S3Write, parts: Sequence[Part]) -> ETag | Conflict | None:
         """Upload in parts; return `None` if that is not safe, or saves nothing."""
         swap_request = (await self._features_of(write.ref)).swap_request
         if swap_request is None:
@@ -191,7 +181,7 @@ class S3Writer:
         self._options.on_write(notice)
         return etag
 
-    async def _send(self, write: ObjectWrite, pieces: Sequence[Piece]) -> ETag | Conflict:
+    async def _send(self, write: S3Write, pieces: Sequence[Piece]) -> ETag | Conflict:
         ref = write.ref
         try:
             body, fetched = await self._fetcher.join(ref, pieces, write.version)
@@ -200,7 +190,7 @@ class S3Writer:
         checksum = await run_in_thread(_checksum, body, is_long=is_large(len(body)))
         send = partial(self._puts.send, ref, body, ChecksumCRC32C=checksum, **write.headers)
         try:
-            etag = await self._swapper.write(write, send)
+            etag = await self._swapper.put(write, send)
         finally:
             self._options.on_write(WriteNotice(len(body), fetched))
         if not isinstance(etag, Conflict):
@@ -293,7 +283,7 @@ class ServerFeatures:
 class ServerProbe:
     """Tries a server with a temporary object below *root*."""
 
-    def __init__(self, client: S3Client, swapper: Swapper, root: ObjectRef) -> None:
+    def __init__(self, client: S3Client, swapper: S3Swapper, root: ObjectRef) -> None:
         key = f"{root.prefix.key}{TEMPORARY}{secrets.token_hex(8)}"
         self._client = client
         self._swapper = swapper
@@ -315,10 +305,11 @@ class ServerProbe:
         made = await self._client.do(self._ref, "put_object", Body=b"1", Metadata=metadata)
         headers = made["ResponseMetadata"].get("HTTPHeaders", {})
         self._server = headers.get("server", "")
-        etag, ids = await self._state()
+        state = await self._state()
+        etag = state.etag
         if etag_of(made) != etag:
             raise self._unwritable("answers a write with another ETag than a read")
-        if not ids:
+        if not state.ids:
             raise self._unwritable("keeps no metadata, by which lost writes are found")
         for wrong in _WRONGS:
             await self._verify_refusal(**wrong)

@@ -52,7 +52,7 @@ class Stores(StoreWrapper):
     """Opens a store for each kind of root, and routes calls by bucket.
 
     *wrap* is applied to each store below its retries, to inject faults and to count upstream calls.
-    *on_write* is called after each write to S3.
+    *on_write* is called after each write to S3, Google Cloud Storage or Azure.
     """
 
     def __init__(
@@ -216,7 +216,6 @@ class Stores(StoreWrapper):
         return self._retrying(HttpStore(settings, **options))
 
     def _open(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
-        limits = self._limits
         if scheme.startswith(_WEB):
             return self._web(settings)
         if scheme == "file":
@@ -224,10 +223,24 @@ class Stores(StoreWrapper):
         if scheme == "memory":
             return self._wrap(self.memory)
         if scheme.startswith(("gs", "az")):
-            settings = settings or StoreSettings()
-            return self._retrying(_cloud(scheme.partition("+")[0], settings, limits.timeout_s))
-        options = S3WriteOptions(limits.deadline_s, on_write=self._on_write)
+            return self._retrying(self._cloud(scheme.partition("+")[0], settings))
+        options = S3WriteOptions(self._limits.deadline_s, on_write=self._on_write)
         return self._retrying(S3Store(settings, options=options, **self._connecting))
+
+    def _cloud(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
+        try:
+            from shardgate.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as error:
+            extra = {"gs": "gcs", "az": "azure"}[scheme]
+            reason = f"needs {install_command(extra)} in the checkout"
+            raise ConfigurationError(f"{scheme}://: {reason}") from error
+        return CloudStore(
+            scheme,
+            settings or StoreSettings(),
+            timeout_s=self._limits.timeout_s,
+            deadline_s=self._limits.deadline_s,
+            on_write=self._on_write,
+        )
 
     def _retrying(self, store: ObjectStore) -> ObjectStore:
         return RetryingStore(self._wrap(store), RetryPolicy(self._limits.deadline_s))
@@ -244,16 +257,6 @@ def _check_settings(url: str, settings: StoreSettings) -> None:
     host = urlsplit(url).hostname or ""
     if has_token and scheme == "http" and (is_public(host) or not is_literal(host)):
         raise ConfigurationError(f"{url}: a bearer token needs https://")
-
-
-def _cloud(scheme: str, settings: StoreSettings, timeout_s: float) -> ObjectStore:
-    try:
-        from shardgate.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        extra = {"gs": "gcs", "az": "azure"}[scheme]
-        reason = f"needs {install_command(extra)} in the checkout"
-        raise ConfigurationError(f"{scheme}://: {reason}") from error
-    return CloudStore(scheme, settings, timeout_s=timeout_s)
 
 
 def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:

@@ -1,0 +1,277 @@
+"""Writes of objects in Google Cloud Storage and Azure by compare-and-swap, through obstore.
+
+Google compares generations of objects and Azure ETags. obstore sends each object as a whole, and
+has no DELETE of one version.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from cachetools import LRUCache
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+from shardgate.concurrency import Backoff
+from shardgate.errors import (
+    BadKeyError,
+    StorageDeniedError,
+    StorageError,
+    UnwritableError,
+    VersionChangedError,
+)
+from shardgate.model import ETag, ObjectRef, Piece
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import (
+    ABSENT,
+    CONFLICT,
+    NO_HEADERS,
+    TEMPORARY,
+    Absent,
+    Conflict,
+    Expected,
+    ObjectHeaders,
+    ObjectReader,
+    OnWrite,
+    WriteNotice,
+    check_write,
+)
+from shardgate.storage.http_headers import is_derived, is_strong
+from shardgate.storage.obstore_client import (
+    FAILURES,
+    NO_BUCKET_CODES,
+    Client,
+    attributes_of,
+    failure,
+    is_google,
+    is_name,
+    open_client,
+    refusal_of,
+)
+from shardgate.storage.refusals import NO_SUCH_KEY, Refusal, no_bucket
+from shardgate.storage.swapping import (
+    BodyFetcher,
+    ObjectState,
+    ObjectWrite,
+    Probes,
+    Swapper,
+    is_refused,
+    next_ids,
+)
+from shardgate.storage.wrappers import RetryPolicy
+
+if TYPE_CHECKING:  # obstore defines this name for type checkers only
+    from obstore import PutMode
+
+_REFUSED: Final = Refusal("PUT", 412)
+_BACKOFF: Final = Backoff(first_s=0.5, longest_s=5.0, at_once=1)
+"""Longer than for S3: Google takes about one write of an object a second, and answers 429 else."""
+_ABSENT_STATE: Final = ObjectState(ETag(""), ())
+_WRONG: "Final[PutMode]" = {"e_tag": '"0x8D0000000000000"', "version": "1"}
+
+
+class CloudWriter:
+    """Writing side of `CloudStore`."""
+
+    def __init__(
+        self,
+        reader: ObjectReader,
+        settings: StoreSettings,
+        look: Callable[[ObjectRef], Awaitable[ObjectState | None]],
+        deadline_s: float,
+        on_write: OnWrite,
+    ) -> None:
+        self._reader = reader
+        self._write_settings = settings
+        self._look_at = look
+        self._silence_s = 2 * deadline_s  # of a client, which counts the time of sending too
+        self._on_write = on_write
+        self._clients: dict[str, Client] = {}
+        self._states: LRUCache[ObjectRef, ObjectState] = LRUCache(4096)
+        """Last known states of objects, by which most writes need no look before them."""
+        policy = RetryPolicy(2 * deadline_s, backoff=_BACKOFF)
+        self._swapper = Swapper(policy, self._noted)
+        self._fetcher = BodyFetcher(reader, RetryPolicy(deadline_s))
+        self._probes = Probes(self._probe, 2 * deadline_s)
+
+    async def verify_conditional_writes(self, root: ObjectRef) -> None:
+        await self._probes.run(root)
+
+    def keeps_headers(self, ref: ObjectRef) -> bool:  # noqa: ARG002  the contract's argument
+        return True
+
+    async def put(
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        *,
+        expected: Expected,
+        headers: ObjectHeaders = NO_HEADERS,
+    ) -> ETag | Conflict:
+        check_write(ref, pieces, expected)
+        _check_name(ref)
+        before = await self._before(ref, expected)
+        if isinstance(before, Conflict):
+            return CONFLICT
+        write = ObjectWrite(ref, expected, next_ids(before.ids), headers)
+        try:
+            body, fetched = await self._fetcher.join(ref, pieces, write.version)
+        except VersionChangedError:
+            return CONFLICT
+        mode = _mode_of(expected, before)
+        try:
+            etag = await self._swapper.write(write, lambda: self._send(write, body, mode))
+        finally:
+            self._on_write(WriteNotice(len(body), fetched))
+        if isinstance(etag, Conflict):
+            self._states.pop(ref, None)  # its generation may be another one with the same ETag
+        else:
+            self._fetcher.keep(ref, etag, body)
+        return etag
+
+    async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
+        check_write(ref, (), expected)
+        _check_name(ref)
+        if isinstance(expected, Absent):
+            return True
+        if expected is not None:
+            return False
+        return await self._swapper.remove(ref, None, lambda: self._remove(ref))
+
+    async def _before(self, ref: ObjectRef, expected: Expected) -> ObjectState | Conflict:
+        """Return the state that the object has in the version *expected*, if it is in that."""
+        if not isinstance(expected, str):
+            return _ABSENT_STATE
+        if is_derived(expected):
+            return CONFLICT
+        state = self._states.get(ref)
+        if state is None or state.etag != expected:
+            state = await self._swapper.state(ref)
+        return CONFLICT if state is None or state.etag != expected else state
+
+    async def _noted(self, ref: ObjectRef) -> ObjectState | None:
+        state = await self._look_at(ref)
+        if state is None:
+            self._states.pop(ref, None)
+        else:
+            self._states[ref] = state
+        return state
+
+    async def _send(
+        self, write: ObjectWrite, body: bytes, mode: "PutMode"
+    ) -> ETag | Refusal | None:
+        """Send one PUT; return `None` if the response has no version."""
+        ref = write.ref
+        attributes = attributes_of(ref, write.kept, write.ids)
+        try:
+            written = await obstore.put_async(
+                self._client(ref),
+                ref.key,
+                body,
+                attributes=attributes,
+                mode=mode,
+                use_multipart=False,
+            )
+        except FAILURES as error:
+            return _refusal(ref, error)
+        if not is_strong(etag := written["e_tag"] or ""):
+            return None
+        self._states[ref] = ObjectState(ETag(etag), write.ids, written["version"])
+        return ETag(etag)
+
+    async def _remove(self, ref: ObjectRef) -> Refusal | None:
+        """Send one DELETE; its success is proven by a look, since obstore tells no status."""
+        self._states.pop(ref, None)
+        try:
+            await obstore.delete_async(self._client(ref), ref.key)
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            return _refusal(ref, error)
+        return None
+
+    def _client(self, ref: ObjectRef) -> Client:
+        if (client := self._clients.get(ref.bucket)) is None:
+            client = open_client(ref.bucket, self._write_settings, self._silence_s)
+            self._clients[ref.bucket] = client
+        return client
+
+    async def _probe(self, root: ObjectRef) -> None:
+        ref = ObjectRef(root.bucket, f"{root.prefix.key}{TEMPORARY}{secrets.token_hex(8)}")
+        with suppress(StorageDeniedError):  # so it exists
+            await self._swapper.retried(ref, lambda: self._reader.check_reachable(root))
+        try:
+            await self._try(ref)
+        finally:
+            with suppress(StorageError):
+                await asyncio.shield(self._swapper.remove(ref, None, lambda: self._remove(ref)))
+
+    async def _try(self, ref: ObjectRef) -> None:
+        """Raise `UnwritableError` unless the server refuses wrong preconditions, and only those."""
+        first = ObjectWrite(ref, None, next_ids(()), NO_HEADERS)
+        etag = await self._swapper.write(first, lambda: self._send(first, b"1", "overwrite"))
+        state = await self._swapper.state(ref)
+        if state is None:
+            raise _unwritable(ref, "does not return an object that was just written")
+        if state.etag != etag:
+            raise _unwritable(ref, "answers a write with another ETag than a read")
+        if state.ids != first.ids:
+            raise _unwritable(ref, "keeps no metadata, by which lost writes are found")
+        if is_google(ref.bucket) and state.generation is None:
+            raise _unwritable(ref, "tells no generations")
+        await self._verify_refusal(ref, state, "create")
+        await self._verify_refusal(ref, state, _WRONG)
+        second = ObjectWrite(ref, state.etag, next_ids(first.ids), NO_HEADERS)
+        mode = _mode_of(state.etag, state)
+        replaced = await self._swapper.write(second, lambda: self._send(second, b"22", mode))
+        if isinstance(replaced, Conflict):
+            raise _unwritable(ref, "refuses preconditions that hold")
+
+    async def _verify_refusal(self, ref: ObjectRef, state: ObjectState, mode: "PutMode") -> None:
+        wrong = ObjectWrite(ref, None, next_ids(()), NO_HEADERS)
+
+        async def attempt() -> ETag | Refusal | None:
+            answer = await self._send(wrong, b"wrong", mode)
+            if isinstance(answer, Refusal) and not is_refused(answer):
+                raise answer.failure(ref)
+            return answer
+
+        what = "If-None-Match" if mode == "create" else "If-Match"
+        if is_google(ref.bucket):
+            what = "x-goog-if-generation-match"
+        answer = await self._swapper.retried(ref, attempt)
+        if not is_refused(answer) or await self._swapper.state(ref) != state:
+            raise _unwritable(ref, f"ignores {what}, and would lose writes")
+
+
+def _mode_of(expected: Expected, before: ObjectState) -> "PutMode":
+    """Return obstore's precondition for the object *before* in the version *expected*."""
+    if expected is None:
+        return "overwrite"
+    if expected == ABSENT:
+        return "create"
+    return {"e_tag": before.etag, "version": before.generation or ""}
+
+
+def _check_name(ref: ObjectRef) -> None:
+    if not is_name(ref.key):
+        raise BadKeyError(f"{ref.key!r} cannot be the key of an object: a segment is empty or dots")
+
+
+def _refusal(ref: ObjectRef, error: Exception) -> Refusal:
+    """Return the response of the server that obstore raised; raise if there was none."""
+    refusal = refusal_of(error)
+    if refusal is None:
+        if isinstance(error, AlreadyExistsError | PreconditionError):
+            return _REFUSED
+        raise failure(ref, error) from error
+    if refusal.code in NO_BUCKET_CODES:
+        raise no_bucket(ref) from error
+    is_gone = refusal.code in {NO_SUCH_KEY, "BlobNotFound"}
+    return _REFUSED if is_gone or refusal.code == "BlobAlreadyExists" else refusal
+
+
+def _unwritable(ref: ObjectRef, reason: str) -> UnwritableError:
+    return UnwritableError(f"{ref.bucket}: the server {reason}")

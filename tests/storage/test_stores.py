@@ -129,11 +129,11 @@ async def test_key_outside_of_a_prefix_is_denied(
 
 
 async def test_read_only_store_is_unwritable(stores: Stores, tmp_path: Path) -> None:
-    """Writes to web servers, clouds and prefixes raise UnwritableError."""
+    """Writes to web servers and prefixes raise UnwritableError."""
     cloud = StoreSettings(endpoint_url="http://127.0.0.1:1", anonymous=True)
     for root in (
         stores.open_root("http://127.0.0.1:1/p"),
-        stores.open_root("gs://bucket/p", cloud),
+        stores.open_prefix("gs://bucket/p", cloud),
         stores.open_prefix(tmp_path.as_uri()),
     ):
         for call in (

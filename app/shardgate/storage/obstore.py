@@ -38,7 +38,6 @@ from shardgate.storage.contract import (
     Found,
     Listed,
     NotModified,
-    OnWrite,
     Stat,
     check_condition,
     clamp,
@@ -62,7 +61,7 @@ from shardgate.storage.obstore_client import (
     stored_headers,
     translated,
 )
-from shardgate.storage.obstore_write import CloudWriter
+from shardgate.storage.obstore_write import CloudWriteOptions, CloudWriter
 from shardgate.storage.refusals import no_bucket
 from shardgate.storage.swapping import WRITE_IDS, ObjectState, parse_ids
 
@@ -92,15 +91,14 @@ class CloudStore(CloudWriter):
         settings: StoreSettings,
         *,
         timeout_s: float = 10.0,
-        deadline_s: float = 30.0,
-        on_write: OnWrite = lambda _: None,
+        options: CloudWriteOptions = CloudWriteOptions(),  # noqa: B008  immutable
     ) -> None:
         """Raise `ConfigurationError` for settings that *scheme* does not have."""
         check_settings(scheme, settings)
         self._settings = settings
         self._timeout_s = timeout_s
         self._stores: dict[str, Client] = {}
-        CloudWriter.__init__(self, self, settings, self._look, deadline_s, on_write)
+        CloudWriter.__init__(self, self, settings, self._look, options)
 
     async def get(
         self,

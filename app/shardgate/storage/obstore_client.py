@@ -47,6 +47,11 @@ _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     ),
     (("InvalidCertificate",), StorageUnusableError, "the certificate is not trusted"),
     (("HTTP error",), StorageUnavailableError, "the server did not respond"),
+    (
+        ("Header missing from response", "invalid bulk delete response"),
+        StorageUnavailableError,
+        "the response is not that of the service",  # but of a proxy, perhaps for a while only
+    ),
 )
 """Phrases of a text without a status, the most specific first."""
 _OWN: Final = "shardgate_"

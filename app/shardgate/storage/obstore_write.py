@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import obstore
 from cachetools import LRUCache
@@ -66,10 +66,18 @@ if TYPE_CHECKING:  # obstore defines this name for type checkers only
     from obstore import PutMode
 
 _REFUSED: Final = Refusal("PUT", 412)
-_BACKOFF: Final = Backoff(first_s=0.5, longest_s=5.0, at_once=1)
-"""Longer than for S3: Google takes about one write of an object a second, and answers 429 else."""
 _ABSENT_STATE: Final = ObjectState(ETag(""), ())
 _WRONG: "Final[PutMode]" = {"e_tag": '"0x8D0000000000000"', "version": "1"}
+
+
+class CloudWriteOptions(NamedTuple):
+    """Limits of writes to Google Cloud Storage and Azure."""
+
+    deadline_s: float = 30.0
+    """Half of the longest time for one request with retries."""
+    backoff: Backoff = Backoff(first_s=0.5, longest_s=5.0, at_once=1)
+    """Google takes about one write of an object a second, and answers 429 to more."""
+    on_write: OnWrite = lambda _: None
 
 
 class CloudWriter:
@@ -80,21 +88,21 @@ class CloudWriter:
         reader: ObjectReader,
         settings: StoreSettings,
         look: Callable[[ObjectRef], Awaitable[ObjectState | None]],
-        deadline_s: float,
-        on_write: OnWrite,
+        options: CloudWriteOptions,
     ) -> None:
         self._reader = reader
         self._write_settings = settings
         self._look_at = look
-        self._silence_s = 2 * deadline_s  # of a client, which counts the time of sending too
-        self._on_write = on_write
+        longest_s = 2 * options.deadline_s
+        self._silence_s = longest_s  # a client of obstore counts the time of sending too
+        self._on_write = options.on_write
         self._clients: dict[str, Client] = {}
         self._states: LRUCache[ObjectRef, ObjectState] = LRUCache(4096)
         """Last known states of objects, by which most writes need no look before them."""
-        policy = RetryPolicy(2 * deadline_s, backoff=_BACKOFF)
+        policy = RetryPolicy(longest_s, backoff=options.backoff)
         self._swapper = Swapper(policy, self._noted)
-        self._fetcher = BodyFetcher(reader, RetryPolicy(deadline_s))
-        self._probes = Probes(self._probe, 2 * deadline_s)
+        self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
+        self._probes = Probes(self._probe, longest_s)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
         await self._probes.run(root)

@@ -230,17 +230,14 @@ class Stores(StoreWrapper):
     def _cloud(self, scheme: str, settings: StoreSettings | None) -> ObjectStore:
         try:
             from shardgate.storage.obstore import CloudStore  # noqa: PLC0415 - an extra
+            from shardgate.storage.obstore_write import CloudWriteOptions  # noqa: PLC0415
         except ModuleNotFoundError as error:
             extra = {"gs": "gcs", "az": "azure"}[scheme]
             reason = f"needs {install_command(extra)} in the checkout"
             raise ConfigurationError(f"{scheme}://: {reason}") from error
-        return CloudStore(
-            scheme,
-            settings or StoreSettings(),
-            timeout_s=self._limits.timeout_s,
-            deadline_s=self._limits.deadline_s,
-            on_write=self._on_write,
-        )
+        options = CloudWriteOptions(self._limits.deadline_s, on_write=self._on_write)
+        timeout_s = self._limits.timeout_s
+        return CloudStore(scheme, settings or StoreSettings(), timeout_s=timeout_s, options=options)
 
     def _retrying(self, store: ObjectStore) -> ObjectStore:
         return RetryingStore(self._wrap(store), RetryPolicy(self._limits.deadline_s))

@@ -80,6 +80,7 @@ _STATUS: Final = {
 type Fault = Mishap | Lie | Twist
 type Answer = tuple[int, list[tuple[str, str]], bytes]
 _DONE: Final = {Mishap.ANSWER_LOST, Mishap.DONE_AND_500}
+_CONDITIONS: Final = {"if-match", "if-none-match", "x-goog-if-generation-match"}
 _HOP: Final = {"transfer-encoding", "connection", "content-length"}
 
 
@@ -206,7 +207,7 @@ class _Handler(Handler[Proxy]):
 
     def _is_conditional(self) -> bool:
         is_write = self.command not in ("GET", "HEAD")
-        return is_write and bool({"if-match", "if-none-match"} & {k.lower() for k in self.headers})
+        return is_write and bool(_CONDITIONS & {k.lower() for k in self.headers})
 
     def _passed_on(self, body: bytes) -> Answer:
         with closing(self._begun()) as upstream:

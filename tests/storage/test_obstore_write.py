@@ -1,0 +1,317 @@
+"""Writes to Google Cloud Storage and Azure whose requests or responses are lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.exceptions import GenericError
+
+from shardgate.errors import (
+    BadKeyError,
+    StorageDeniedError,
+    StorageError,
+    StorageUnusableError,
+    UnwritableError,
+    VersionChangedError,
+)
+from shardgate.model import ByteRange, ObjectRef, Piece
+from shardgate.settings import StoreSettings
+from shardgate.storage.contract import ABSENT, CONFLICT, ObjectHeaders
+from shardgate.storage.http_headers import object_headers
+from shardgate.storage.obstore import CloudStore
+from shardgate.storage.obstore_client import attributes_of, failure, stored_headers
+from tests.support.clouds import FakeGcs
+from tests.support.storage.cloud_objects import CloudWritten
+from tests.support.storage.google import ENVIRON, GoogleServer
+from tests.support.storage.proxy import Fault, Lie, Mishap
+from tests.support.storage.reading import az_settings, stat_of
+
+USUAL = (Lie.PAGE_200, Lie.PAGE_404)
+FAKED = (Lie.EMPTY_200, Lie.XHTML_200, Lie.EMPTY_204, Lie.EMPTY_404, Lie.PAGE_410)
+
+
+@pytest.fixture(params=["gs", "az"])
+async def written(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[CloudWritten]:
+    """Open a store of each kind behind a proxy."""
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    if request.param == "gs":
+        server: GoogleServer = request.getfixturevalue("google_server")
+        settings = StoreSettings(endpoint_url=server.url)
+    else:
+        settings = az_settings(request.getfixturevalue("azurite"))
+    made = CloudWritten(request.param, settings)
+    with made.proxy.running():
+        async with aclosing(made.store), aclosing(made.direct):
+            yield made
+
+
+async def rewrite_spoilt(
+    written: CloudWritten, fault: Fault, old: bytes | None, pieces: list[Piece], *, is_done: bool
+) -> int:
+    """Rewrite an object once for each request that this takes, spoil that, and count them."""
+    kept = old or b""
+    new = b"".join(kept[p.start : p.stop] if isinstance(p, ByteRange) else p for p in pieces)
+    nth = 0
+    while True:
+        written.move()
+        expected = ABSENT if old is None else await written.put(old)
+        written.proxy.passes_on = is_done
+        written.proxy.spoil([nth], fault)
+
+        etag = await written.store.put(written.ref, pieces, expected=expected)
+
+        assert (new, etag) == await written.seen()
+        assert await written.left() == []
+        if nth >= len(written.proxy.seen):
+            return nth
+        nth += 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_done"),
+    [
+        *((fault, False) for fault in (*Mishap, *USUAL)),
+        *((lie, True) for lie in USUAL),
+        *(
+            pytest.param(lie, is_done, marks=pytest.mark.soak)
+            for lie in FAKED
+            for is_done in (False, True)
+        ),
+    ],
+    ids=str,
+)
+async def test_put_succeeds_despite_lost_messages(
+    written: CloudWritten, fault: Fault, *, is_done: bool
+) -> None:
+    """A PUT one of whose requests or responses is lost is done once."""
+    pieces: list[Piece] = [b"new", ByteRange(0, 9)]
+
+    assert await rewrite_spoilt(written, fault, None, [b"new"], is_done=is_done) >= 1
+    assert await rewrite_spoilt(written, fault, b"0123456789", pieces, is_done=is_done) >= 3
+
+
+@pytest.mark.parametrize("fault", [*Mishap, *USUAL])
+async def test_delete_survives_lost_messages(written: CloudWritten, fault: Fault) -> None:
+    """A DELETE whose request or response is lost is done, and not a conflict."""
+    for nth in range(2):
+        await written.put(b"1")
+        written.proxy.spoil([nth], fault)
+
+        assert await written.store.delete(written.ref, expected=None) is True
+        assert await written.direct.stat(written.ref) is None
+
+
+async def test_version_alone_is_not_deleted(written: CloudWritten) -> None:
+    """A DELETE of one version is refused: obstore sends no conditions with it."""
+    etag = await written.put(b"1")
+
+    assert await written.store.delete(written.ref, expected=etag) is False
+    assert await written.seen() == (b"1", etag)
+
+
+async def test_a_rewrite_of_the_own_version_is_one_request(written: CloudWritten) -> None:
+    """An object that this process wrote is replaced without a look at it."""
+    etag = await written.create(b"1")
+    written.proxy.heal()
+    written.notices.clear()
+
+    await written.store.put(written.ref, [ByteRange(0, 1), b"2"], expected=etag)
+
+    assert len(written.proxy.seen) == 1
+    assert written.notices == [(2, 0, 0)]
+
+
+async def test_generation_of_equal_bytes_is_looked_for_after_a_conflict(
+    written: CloudWritten,
+) -> None:
+    """An object that others replaced by the same bytes can be replaced after one conflict."""
+    etag = await written.create(b"same")
+    await written.put(b"other")
+    now = await written.put(b"same")
+
+    outcomes = [await written.store.put(written.ref, [b"new"], expected=etag) for _ in range(2)]
+
+    assert outcomes[0] is CONFLICT
+    assert (outcomes[1] is CONFLICT) is (etag != now)
+
+
+async def test_lost_write_replaced_since_has_succeeded(written: CloudWritten) -> None:
+    """A write whose response is lost, and that another one replaced since, returns its ETag."""
+    etag = await written.put(b"old")
+
+    async def build_upon() -> None:
+        async with aclosing(CloudStore(written.scheme, written.settings)) as other:
+            stat = await stat_of(other, written.ref)
+            assert stat.etag != etag
+            assert isinstance(await other.put(written.ref, [b"on top"], expected=stat.etag), str)
+
+    written.proxy.between = lambda: asyncio.run(build_upon())
+    written.proxy.spoil([1], Mishap.ANSWER_LOST)
+    ours = await written.store.put(written.ref, [b"ours"], expected=etag)
+
+    assert (await written.seen())[0] == b"on top"
+    assert isinstance(ours, str)
+    with pytest.raises(VersionChangedError):
+        await written.store.get(written.ref, if_match=ours)
+    assert await written.store.put(written.ref, [b"more"], expected=ours) is CONFLICT
+
+
+@pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.ERROR])
+async def test_lost_write_overtaken_by_another_is_a_conflict(
+    written: CloudWritten, mishap: Mishap
+) -> None:
+    """A write whose request is lost, and whose condition no longer holds, is CONFLICT."""
+    etag = await written.put(b"old")
+
+    async def overtake() -> None:
+        async with aclosing(CloudStore(written.scheme, written.settings)) as other:
+            await other.put(written.ref, [b"theirs"], expected=None)
+
+    written.proxy.between = lambda: asyncio.run(overtake())
+    written.proxy.spoil([1], mishap)
+
+    assert await written.store.put(written.ref, [b"ours"], expected=etag) is CONFLICT
+    assert (await written.seen())[0] == b"theirs"
+
+
+async def test_an_unknown_outcome_is_an_error(written: CloudWritten) -> None:
+    """A write to a server that no longer responds raises StorageError, and is no conflict."""
+    etag = await written.put(b"old")
+    written.proxy.spoil(range(1, 1000), Mishap.ANSWER_LOST)
+
+    with pytest.raises(StorageError):
+        await written.store.put(written.ref, [b"new"], expected=etag)
+
+
+@pytest.mark.parametrize("written", ["gs"], indirect=True)
+async def test_key_that_obstore_changes_is_not_written(written: CloudWritten) -> None:
+    """A key with empty or dot segments is refused without a request."""
+    for name in ("a//b", "a/../b", "./a"):
+        with pytest.raises(BadKeyError):
+            await written.store.put(written.root.join(name), [b"1"], expected=None)
+        with pytest.raises(BadKeyError):
+            await written.store.delete(written.root.join(name), expected=None)
+
+    assert written.proxy.seen == []
+
+
+@pytest.mark.parametrize("written", ["gs"], indirect=True)
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("x-goog-if-generation-match", "ignores x-goog-if-generation-match,"),
+        ("x-goog-meta-shardgate-writes", "keeps no metadata,"),
+    ],
+)
+async def test_server_without_conditions_is_refused(
+    written: CloudWritten, header: str, named: str
+) -> None:
+    """A server that ignores conditions or metadata raises UnwritableError at each probe.
+
+    A successful probe is not repeated, and none leaves an object.
+    """
+    written.proxy.hides = lambda _, name: name == header
+    for _ in range(2):
+        with pytest.raises(UnwritableError, match=named):
+            await written.store.verify_conditional_writes(written.root)
+
+    written.proxy.hides = lambda *_: False
+    await written.store.verify_conditional_writes(written.root)
+    asked = len(written.proxy.seen)
+    await written.store.verify_conditional_writes(written.root)  # which is known now
+    assert len(written.proxy.seen) == asked
+    assert await written.left() == []
+
+
+async def test_emulator_without_generations_is_refused(
+    fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator fake-gcs-server does not pass the probe, and nothing is written to it."""
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    settings = StoreSettings(endpoint_url=fake_gcs.url)
+    root = ObjectRef("gs://bucket", "root")
+    async with aclosing(CloudStore("gs", settings)) as store:
+        with pytest.raises((UnwritableError, StorageUnusableError)):
+            await store.verify_conditional_writes(root)
+        assert [each async for each in store.list(root)] == []
+
+
+@pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.ERROR])
+async def test_probe_succeeds_despite_faults(written: CloudWritten, mishap: Mishap) -> None:
+    """A probe each fourth of whose requests fails succeeds."""
+    for first in range(4):
+        written.proxy.spoil(range(first, 1000, 4), mishap)
+        await written.store.verify_conditional_writes(written.root.join(f"{first}"))
+    assert await written.left() == []
+
+
+async def test_probe_of_a_cancelled_caller_leaves_nothing(written: CloudWritten) -> None:
+    """A probe whose caller is cancelled at any of its requests removes its object."""
+    await written.store.verify_conditional_writes(written.root.join("whole"))
+    proxy = written.proxy
+    requests = len(proxy.seen)
+
+    for nth in range(1, requests + 1, 2):
+        root, before = written.root.join(f"{nth}"), len(proxy.seen)
+        verification = asyncio.create_task(written.store.verify_conditional_writes(root))
+        while len(proxy.seen) < before + nth and not verification.done():  # noqa: ASYNC110  it is another thread
+            await asyncio.sleep(0.001)
+        verification.cancel()
+        await asyncio.wait([verification])
+        if remaining := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(remaining)
+
+    assert await written.left() == []
+
+
+async def test_missing_bucket_is_unusable(written: CloudWritten) -> None:
+    """A missing bucket raises StorageUnusableError."""
+    root = ObjectRef(f"{written.scheme}://no-such-bucket", "")
+
+    with pytest.raises(StorageUnusableError, match="bucket"):
+        await written.store.verify_conditional_writes(root)
+    with pytest.raises(StorageUnusableError, match="bucket"):
+        await written.store.put(root.join("key"), [b"1"], expected=ABSENT)
+
+
+def test_refusal_of_a_token_is_no_refusal_of_the_store() -> None:
+    """A server of tokens that answers 404 or 403 is an error of credentials, and no absence."""
+    ref = ObjectRef("gs://bucket", "key")
+    for status in ("404 Not Found", "403 Forbidden"):
+        text = "Error performing token request: Server returned non-2xx status code: "
+        error = failure(ref, GenericError(f"{text}{status}: no"))
+
+        assert isinstance(error, StorageDeniedError)
+        assert "no credentials to send" in str(error)
+
+
+NAMES = st.from_regex(r"[a-z0-9!#$%&'*+.^_`|~-]{1,20}", fullmatch=True).filter(
+    lambda name: not name.startswith("shardgate-")
+)
+VALUES = st.from_regex(r"[\x20-\x7e]{0,20}", fullmatch=True)
+METADATA = st.dictionaries(
+    NAMES | st.sampled_from(["content-type", "shardgate_writes", "shardgate_metadata"]), VALUES
+)
+
+
+@given(METADATA, st.sampled_from(["", "gzip", "gzip, br"]), st.sampled_from(["gs", "az"]))
+def test_any_metadata_are_returned_as_they_were_sent(
+    metadata: dict[str, str], coding: str, scheme: str
+) -> None:
+    """Headers become attributes of obstore, and again the headers that they were."""
+    headers = ObjectHeaders(coding, "text/plain", tuple(sorted(metadata.items())))
+    ids = ("0123456789abcdef",)
+
+    attributes = attributes_of(ObjectRef(f"{scheme}://bucket", "key"), headers, ids)
+    stored = stored_headers(attributes)
+
+    kept = object_headers(stored)
+    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
+    assert stored[b"x-amz-meta-shardgate-writes"] == ids[0].encode()

@@ -31,7 +31,7 @@ RESERVED: Final = SIGN_IN | {
 }
 """First path segments of the service, which no dataset can be called."""
 SCHEMES: Final = ("file", "s3", "gs", "az", "http", "https", "memory")
-WRITABLE_SCHEMES: Final = ("file", "s3", "memory")
+WRITABLE_SCHEMES: Final = ("file", "s3", "gs", "az", "memory")
 """Schemes of datasets that clients may write to."""
 PUBLIC: Final = "public"
 """Rule that every caller fulfils."""

@@ -10,8 +10,10 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -46,13 +48,13 @@ class GoogleServer:
     def __init__(self) -> None:
         self.objects: dict[str, _Stored] = {}
         self.lock = threading.Lock()
-        self._generation = 1_700_000_000_000_000
+        self._generation = 0
         self._server = Listener(_Handler, self)
         self.url = self._server.url
 
     def put(self, key: str, data: bytes, headers: dict[str, str] | None = None) -> _Stored:
         """Store *data*."""
-        self._generation += 1
+        self._generation = max(self._generation + 1, time.time_ns() // 1000)
         self.objects[key] = _Stored(data, self._generation, headers or {})
         return self.objects[key]
 
@@ -149,7 +151,8 @@ class _Handler(Handler[GoogleServer]):
                 continue
             contents += f"<Contents><Key>{escape(key)}</Key><ETag>{objects[key].etag}</ETag>"
             contents += f"<Size>{len(objects[key].data)}</Size>"
-            contents += "<LastModified>2026-07-06T10:00:00.000Z</LastModified></Contents>"
+            modified = datetime.fromtimestamp(objects[key].generation / 1e6, UTC)
+            contents += f"<LastModified>{modified:%Y-%m-%dT%H:%M:%S.%fZ}</LastModified></Contents>"
         for each in folders:
             contents += f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
         body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"

@@ -106,13 +106,13 @@ async def test_roots_and_prefixes_are_opened(
     google = StoreSettings(endpoint_url=fake_gcs.url, anonymous=True)
 
     roots = {
-        stores.open_root("az://bucket/a", az_settings(azurite), "blue"): b"azure",
+        stores.open_root("az://bucket/a", az_settings(azurite), "gs"): b"azure",
         stores.open_root("gs://bucket/a/", google): b"google",
-        stores.open_prefix("az://bucket/a/", az_settings(azurite), "blue"): b"azure",
+        stores.open_prefix("az://bucket/a/", az_settings(azurite), "gs"): b"azure",
         stores.open_prefix("gs://bucket/a", google): b"google",
     }
     assert [root.bucket for root in roots] == [
-        *("az+blue://bucket", "gs://bucket", "guarded+az+blue://bucket", "guarded+gs://bucket"),
+        *("az+gs://bucket", "gs://bucket", "guarded+az+gs://bucket", "guarded+gs://bucket"),
     ]
     for root, data in roots.items():
         await stores.check_reachable(root)

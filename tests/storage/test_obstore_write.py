@@ -24,7 +24,9 @@ from shardgate.storage.http_headers import object_headers
 from shardgate.storage.obstore import CloudStore
 from shardgate.storage.obstore_client import attributes_of, failure, stored_headers
 from tests.support.clouds import FakeGcs
-from tests.support.storage.cloud_objects import CloudWritten
+from tests.support.faults.sites import held_up
+from tests.support.storage.cloud_objects import LARGE_NBYTES, CloudWritten
+from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.google import ENVIRON, GoogleServer
 from tests.support.storage.proxy import Fault, Lie, Mishap
 from tests.support.storage.reading import az_settings, stat_of
@@ -187,6 +189,26 @@ async def test_an_unknown_outcome_is_an_error(written: CloudWritten) -> None:
 
     with pytest.raises(StorageError):
         await written.store.put(written.ref, [b"new"], expected=etag)
+
+
+@pytest.mark.parametrize("written", ["gs"], indirect=True)
+async def test_large_objects_are_sent_in_turns(written: CloudWritten) -> None:
+    """While a large object is sent no other is, but small ones are."""
+    large = bytes(LARGE_NBYTES + 1)
+
+    async def put(name: str, data: bytes) -> object:
+        return await written.store.put(written.root.join(name), [data], expected=ABSENT)
+
+    with held_up(written.proxy, "PUT .*[ab] if") as hold:
+        async with asyncio.TaskGroup() as group:
+            writes = [group.create_task(put(name, large)) for name in "ab"]
+            await asyncio.to_thread(hold.has_arrived.wait, LONGEST_S)
+            await put("c", b"1")
+            seen = list(written.proxy.seen)
+            hold.end()
+
+    assert [request.endswith("c if") for request in seen] == [True]
+    assert all(isinstance(each.result(), str) for each in writes)
 
 
 @pytest.mark.parametrize("written", ["gs"], indirect=True)

@@ -123,7 +123,8 @@ def check_settings(scheme: str, settings: StoreSettings) -> None:
 
 def is_google(bucket: str) -> bool:
     """Return whether *bucket* is one of Google Cloud Storage, else it is a container of Azure."""
-    return bucket.startswith(("gs:", "gs+"))
+    kind = bucket.partition("://")[0].removeprefix("guarded+")
+    return kind.partition("+")[0] == "gs"  # the name of a store, which follows, may be anything
 
 
 def open_client(bucket: str, settings: StoreSettings, silence_s: float) -> Client:

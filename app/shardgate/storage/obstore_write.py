@@ -7,7 +7,7 @@ has no DELETE of one version.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import obstore
@@ -37,6 +37,7 @@ from shardgate.storage.contract import (
     OnWrite,
     WriteNotice,
     check_write,
+    nbytes_of,
 )
 from shardgate.storage.http_headers import is_derived, is_strong
 from shardgate.storage.obstore_client import (
@@ -77,6 +78,8 @@ class CloudWriteOptions(NamedTuple):
     """Half of the longest time for one request with retries."""
     backoff: Backoff = Backoff(first_s=0.5, longest_s=5.0, at_once=1)
     """Google takes about one write of an object a second, and answers 429 to more."""
+    large_nbytes: int = 64 * 1024**2
+    """Larger objects, each of which is in memory as a whole, are written one after the other."""
     on_write: OnWrite = lambda _: None
 
 
@@ -95,8 +98,9 @@ class CloudWriter:
         self._look_at = look
         longest_s = 2 * options.deadline_s
         self._silence_s = longest_s  # a client of obstore counts the time of sending too
-        self._on_write = options.on_write
+        self._options = options
         self._clients: dict[str, Client] = {}
+        self._turns = asyncio.Lock()  # of large objects
         self._states: LRUCache[ObjectRef, ObjectState] = LRUCache(4096)
         """Last known states of objects, by which most writes need no look before them."""
         policy = RetryPolicy(longest_s, backoff=options.backoff)
@@ -124,15 +128,22 @@ class CloudWriter:
         if isinstance(before, Conflict):
             return CONFLICT
         write = ObjectWrite(ref, expected, next_ids(before.ids), headers)
+        is_large = sum(map(nbytes_of, pieces)) > self._options.large_nbytes
+        async with self._turns if is_large else nullcontext():
+            return await self._put(write, pieces, _mode_of(expected, before))
+
+    async def _put(
+        self, write: ObjectWrite, pieces: Sequence[Piece], mode: "PutMode"
+    ) -> ETag | Conflict:
+        ref = write.ref
         try:
             body, fetched = await self._fetcher.join(ref, pieces, write.version)
         except VersionChangedError:
             return CONFLICT
-        mode = _mode_of(expected, before)
         try:
             etag = await self._swapper.write(write, lambda: self._send(write, body, mode))
         finally:
-            self._on_write(WriteNotice(len(body), fetched))
+            self._options.on_write(WriteNotice(len(body), fetched))
         if isinstance(etag, Conflict):
             self._states.pop(ref, None)  # its generation may be another one with the same ETag
         else:

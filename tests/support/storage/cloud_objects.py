@@ -1,5 +1,6 @@
 """Objects of Google's and Azure's services that tests write behind a proxy, and read without it."""
 
+from typing import Final
 from uuid import uuid4
 
 import obstore
@@ -15,6 +16,8 @@ from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.proxy import Proxy
 from tests.support.storage.reading import found
 
+LARGE_NBYTES: Final = 1024**2
+
 
 class CloudWritten:
     """A store behind a proxy, another one without, and an object below a prefix of its own."""
@@ -29,7 +32,9 @@ class CloudWritten:
         behind = settings.model_copy(
             update={"endpoint_url": url.replace(f"//{self.proxy.upstream}", self.proxy.url[5:])}
         )
-        options = CloudWriteOptions(deadline_s, Backoff(0.02, 0.1, 1), self.notices.append)
+        options = CloudWriteOptions(
+            deadline_s, Backoff(0.02, 0.1, 1), LARGE_NBYTES, self.notices.append
+        )
         self.store = CloudStore(scheme, behind, timeout_s=LONGEST_S, options=options)
         self.move()
 

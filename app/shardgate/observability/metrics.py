@@ -234,14 +234,14 @@ class StoreMetrics:
         )
         text = "Rewrites of shards begun anew because another writer was faster"
         self._conflicts = counter("shardgate_swaps_lost", text)
-        text = "Objects written to S3, by how: all bytes sent, or some copied by the server"
+        text = "Objects written to servers, by how: all bytes sent, or some copied by the server"
         self._writes = counter("shardgate_writes", text, ["way"])
         for way in "put", "copy":
             self._writes.labels(way)
         self._written = (
-            counter("shardgate_written_bytes", "Bytes sent to S3"),
-            counter("shardgate_fetched_bytes", "Bytes read from S3 to be sent again"),
-            counter("shardgate_copied_bytes", "Bytes that S3 copied by itself"),
+            counter("shardgate_written_bytes", "Bytes of objects sent to servers"),
+            counter("shardgate_fetched_bytes", "Bytes read from servers to be sent again"),
+            counter("shardgate_copied_bytes", "Bytes that servers copied by themselves"),
         )
 
     def on_call(self, call: Call) -> None:
@@ -257,7 +257,7 @@ class StoreMetrics:
             self._errors.labels(store, error_label(call.error)).inc()
 
     def on_write(self, notice: WriteNotice) -> None:
-        """Count an object that was written to S3."""
+        """Count an object that was written over a network."""
         self._writes.labels("copy" if notice.copied else "put").inc()
         for counter, nbytes in zip(self._written, notice, strict=True):
             counter.inc(nbytes)

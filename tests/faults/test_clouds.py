@@ -1,18 +1,20 @@
 """The service writes to Google's and Azure's services, also while it is killed."""
 
 from collections.abc import Generator
-from contextlib import aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import icechunk
 import pytest
+import zarr
 
-from shardgate.auth.token_records import TokenRecords
+from shardgate.auth.token_records import TokenRecord, TokenRecords
 from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.obstore import CloudStore
-from tests.auth.test_token_records import NOW, record
 from tests.support.clocks import Clock
 from tests.support.committing import Client, put_array, put_chunks, put_group
 from tests.support.faults.cloud_sites import CloudSite, cloud_site
@@ -103,9 +105,47 @@ def test_commits_and_sessions_of_a_repository_are_read_by_the_library(site: Clou
     assert values[2][2] == 7
 
 
+@pytest.mark.soak
+def test_library_and_gateway_lose_no_commit_of_one_another(site: CloudSite) -> None:
+    """The Icechunk library and a gateway commit to one branch at the same time."""
+    commits = 10
+    storage = site.library_storage("repo")
+    repository = icechunk.Repository.create(storage)
+
+    def commit_by_library() -> None:
+        for number in range(commits):
+            is_made = False
+            while not is_made:
+                session = repository.writable_session("main")
+                zarr.open_group(session.store, mode="a").attrs[f"library {number}"] = number
+                with suppress(icechunk.ConflictError):
+                    session.commit(f"library {number}", rebase_with=icechunk.ConflictDetector())
+                    is_made = True
+
+    with (
+        site.gateway() as gateway,
+        httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        writer = Client(Api(client, "repo", "data"), Place(site.folder))
+        writer.commit(put_group("/"), put_array("/a", 4, 4), message="first")
+        chunk_id = writer.chunk()
+        committing = pool.submit(commit_by_library)
+        for number in range(commits):
+            writer.commit(put_chunks("/a", chunk_id, [0, 0]), message=f"gateway {number}")
+        committing.result()
+
+    made = [each.message for each in icechunk.Repository.open(storage).ancestry(branch="main")]
+    expected = {f"{who} {number}" for who in ("library", "gateway") for number in range(commits)}
+    assert expected <= set(made)
+    assert len(made) == 2 * commits + 2
+
+
 async def test_records_of_tokens_are_shared(site: CloudSite) -> None:
     """A process lists, and ends, what another one has recorded in the bucket."""
-    clock = Clock(NOW)
+    clock = Clock(1_000_000.0)
+    expires_at = datetime.fromtimestamp(clock() + 60, UTC)
+    record = TokenRecord(token_id="one", datasets=["em"], expires_at=expires_at)
     root = ObjectRef(f"{site.scheme}://bucket", f"{site.prefix}/tokens")
     async with (
         aclosing(CloudStore(site.scheme, site.settings)) as one,
@@ -113,7 +153,7 @@ async def test_records_of_tokens_are_shared(site: CloudSite) -> None:
     ):
         here = TokenRecords(one, root, clock, clock)
         there = TokenRecords(other, root, clock, clock)
-        await here.add("ada", record("one"))
+        await here.add("ada", record)
         listed = [each.token_id for each in (await there.list("ada")).tokens]
         await there.revoke("ada", "one")
 

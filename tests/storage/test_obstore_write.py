@@ -25,6 +25,7 @@ from shardgate.storage.obstore import CloudStore
 from shardgate.storage.obstore_client import attributes_of, failure, stored_headers
 from tests.support.clouds import FakeGcs
 from tests.support.faults.sites import held_up
+from tests.support.records import replaced
 from tests.support.storage.cloud_objects import LARGE_NBYTES, CloudWritten
 from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.google import ENVIRON, GoogleServer
@@ -335,5 +336,5 @@ def test_any_metadata_are_returned_as_they_were_sent(
     stored = stored_headers(attributes)
 
     kept = object_headers(stored)
-    assert kept._replace(metadata=tuple(sorted(kept.metadata))) == headers
+    assert replaced(kept, metadata=tuple(sorted(kept.metadata))) == headers
     assert stored[b"x-amz-meta-shardgate-writes"] == ids[0].encode()

@@ -144,9 +144,7 @@ class CloudWriter:
             etag = await self._swapper.write(write, lambda: self._send(write, body, mode))
         finally:
             self._options.on_write(WriteNotice(len(body), fetched))
-        if isinstance(etag, Conflict):
-            self._states.pop(ref, None)  # its generation may be another one with the same ETag
-        else:
+        if not isinstance(etag, Conflict):
             self._fetcher.keep(ref, etag, body)
         return etag
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import icechunk
 import obstore
 import zarr
 
@@ -15,7 +16,7 @@ from shardgate.storage.obstore_client import open_client
 from tests.support.clouds import Azurite
 from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab
-from tests.support.storage.google import ENVIRON, GoogleServer
+from tests.support.storage.google import BUCKET, ENVIRON, GoogleServer, service_account
 from tests.support.storage.proxy import Proxy
 
 
@@ -61,6 +62,22 @@ class CloudSite:
             if path.is_file():
                 key = path.relative_to(self.folder).as_posix()
                 self.server.put(f"{self.prefix}/{key}", path.read_bytes())
+
+    def library_storage(self, name: str) -> icechunk.Storage:
+        """Return the Icechunk library's storage of the repository *name*."""
+        prefix = f"{self.prefix}/{name}"
+        if isinstance(self.server, Azurite):
+            config = {"azure_storage_endpoint": self.server.url, "allow_http": "true"}
+            account, key = self.server.account, self.server.key
+            return icechunk.azure_storage(
+                account=account, container=BUCKET, prefix=prefix, access_key=key, config=config
+            )
+        return icechunk.gcs_storage(
+            bucket=BUCKET,
+            prefix=prefix,
+            service_account_key=service_account(self.server.url),
+            config={"allow_http": "true"},
+        )
 
     def read(self, name: str) -> dict[str, bytes | None]:
         """Read an array as zarr-python does from a copy of its objects."""

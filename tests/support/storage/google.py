@@ -22,12 +22,15 @@ from xml.sax.saxutils import escape
 from tests.support.storage.listening import Handler, Listener
 
 BUCKET = "bucket"
-ENVIRON = {
-    "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(
-        {"disable_oauth": True, "gcs_base_url": ""}
-        | dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-    )
-}
+
+
+def service_account(url: str) -> str:
+    """Return the key of a service account with which obstore sends no credentials to *url*."""
+    names = ("client_email", "private_key", "private_key_id")
+    return json.dumps({"disable_oauth": True, "gcs_base_url": url} | dict.fromkeys(names, ""))
+
+
+ENVIRON = {"GOOGLE_SERVICE_ACCOUNT_KEY": service_account("")}
 """Variables with which obstore writes without credentials."""
 _KEPT = ("content-type", "content-encoding")
 

@@ -1,9 +1,10 @@
 """A small server of Google's XML API that keeps generations, and compares them as Google's does.
 
 Emulators on the package indexes accept preconditions and ignore them. The answers of this server to
-PUT, GET and HEAD, with and without ``x-goog-if-generation-match``, were compared by hand with those
-of Google's storage-testbench 0.45: statuses, generations that grow and metadata are the same. The
-testbench leaves out the ETag, and the generation in answers to PUT, which Google's API documents.
+17 requests (PUT with and without ``x-goog-if-generation-match``, GET, HEAD, ranges) were compared
+by hand with those of Google's storage-testbench 0.45: statuses, bytes, metadata, ranges, and which
+generations grow were the same. The uploads were sent to its JSON API, since its XML API keeps no
+user metadata, and returns neither an ETag nor, for a PUT, the generation, as Google's does.
 """
 
 import hashlib

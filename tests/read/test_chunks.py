@@ -20,7 +20,8 @@ from shardgate.errors import (
 )
 from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored, VolatileBucket
 from shardgate.read.budget import BucketBudgets, ByteBudget
-from shardgate.read.chunks import ChunkReader, StoreCost
+from shardgate.read.chunks import ChunkReader
+from shardgate.read.store_cost import StoreCost
 from shardgate.storage.contract import Found, NotModified
 from tests.support.read.stores import REF, WatchedStore, settle
 from tests.support.records import replaced
@@ -207,6 +208,49 @@ async def test_failure_is_not_cached() -> None:
     assert await case.read((10, 20)) == [_DATA[10:20]]
     case.reader.cache.put(case.chunk(0, 0), b"")
     assert case.reader.cached(case.chunk(0, 0)) is None
+
+
+async def test_lone_chunk_is_read_in_the_task_of_its_caller() -> None:
+    """A chunk that no other is near is read without a further task."""
+    tasks = []
+
+    class Store(WatchedStore):
+        async def get(self, *args: Any, **options: Any) -> Found | NotModified | None:
+            tasks.append(asyncio.current_task())
+            return await super().get(*args, **options)
+
+    case = _Case(Store())
+    caller = asyncio.create_task(case.reader.read(case.chunk(10, 20)))
+
+    assert await caller == _DATA[10:20]
+    assert tasks == [caller]
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_read_of_a_caller_that_leaves_is_handed_over(turns: int) -> None:
+    """Whenever the first caller of a chunk leaves, the second gets its bytes."""
+    case = _Case()
+    chunk = case.chunk(10, 20)
+    first, second = (asyncio.create_task(case.reader.read(chunk)) for _ in range(2))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    first.cancel()
+
+    assert await second == _DATA[10:20]
+    assert await case.reader.read(chunk) == _DATA[10:20]
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_caller_after_all_have_left_reads_anew(turns: int) -> None:
+    """Whenever the only caller of a chunk leaves, a caller of the same turn gets its bytes."""
+    case = _Case()
+    chunk = case.chunk(10, 20)
+    first = asyncio.create_task(case.reader.read(chunk))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    first.cancel()
+
+    assert await case.reader.read(chunk) == _DATA[10:20]
 
 
 @pytest.mark.parametrize("leaving", [1, 2])

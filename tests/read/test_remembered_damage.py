@@ -245,15 +245,21 @@ async def test_damages_of_many_objects_take_bounded_memory() -> None:
     """Of ten thousand damaged objects the last thousands are remembered."""
     fetch = ReadCache(WatchedStore(), MetadataCache(0), ttl_s=60, clock=Clock())
     refs = [ObjectRef("memory://bucket", str(number)) for number in range(10_000)]
+
+    async def find_damage() -> None:
+        raise DamagedError(ref, "damaged")
+
+    async def find_nothing() -> None:
+        pass
+
     for ref in refs:
-        with pytest.raises(DamagedError), fetch.remember_damage(ref, ref):
-            raise DamagedError(ref, "damaged")
+        with pytest.raises(DamagedError):
+            await fetch.repeat_damage(ref, ref, find_damage)
 
     remembered = 0
     for ref in refs:
         try:
-            with fetch.remember_damage(ref, ref):
-                pass
+            await fetch.repeat_damage(ref, ref, find_nothing)
         except DamagedError:
             remembered += 1
     assert 1000 < remembered < 5000

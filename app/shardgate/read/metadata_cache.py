@@ -3,9 +3,9 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator, Hashable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nextafter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, cast
@@ -183,23 +183,24 @@ class ReadCache:
         """Return the cached result of *read*, or perform it; *repeats_damage* that is known."""
         entry = self._fresh(read, read.ref) or (self._last(read) if allow_stale else None)
         if entry is None:
-            with self.remember_damage(read, read.ref) if repeats_damage else nullcontext():
-                entry = await self._share(read, read.ref, lambda: self._perform(read))
+            share = partial(self._share, read, read.ref, lambda: self._perform(read))
+            entry = await (self.repeat_damage(read, read.ref, share) if repeats_damage else share())
         else:
             self.counters.hits += 1
         return entry._replace(expires_at=inf) if allow_stale and entry.known is not None else entry
 
-    @contextmanager
-    def remember_damage(self, key: Hashable, ref: ObjectRef) -> Generator[None]:
-        """Raise the damage of *ref* that a block with *key* found within `TRUSTED_S`, unless *ref*
-        was forgotten, or read in another version, since. Otherwise run the block.
+    async def repeat_damage[T](
+        self, key: Hashable, ref: ObjectRef, call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Raise the damage of *ref* that a call with *key* found within `TRUSTED_S`, unless *ref*
+        was forgotten, or read in another version, since. Otherwise return the result of *call*.
         """
         if (known := self._known_damage(key, ref)) is not None:
             self.counters.hits += 1
             raise DamagedError(known.ref, known.reason)
         requested_at = self.clock()
         try:
-            yield
+            return await call()
         except DamagedError as error:  # not kept itself: its traceback refers to the data
             if not isinstance(ref.bucket, VolatileBucket):
                 damage = _KnownDamage(error.ref, error.reason, requested_at, self._version_of(ref))

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -162,25 +162,27 @@ class Resolver:
         return _Opening(partial(consistent, self._reads, partial(self._open, wanted)), held)
 
     async def _open(self, wanted: _Wanted, tracker: FreshnessTracker) -> Opened | None:
-        choose = wanted.choose
-        held = wanted.held
         try:
             if (entity := await self._resolve(wanted, tracker)) is None:
                 return None
-            selection = choose(entity)
-            with ExitStack() as stack:
-                if isinstance(source := entity.source, Stored):
-                    memory = self._reads.remember_damage((source, selection), source.ref)
-                    stack.enter_context(memory)
-                if selection is None:
-                    named = wanted.dataset.root.join(wanted.key)
-                    entity = await self._bodies.inflate(held, entity, named)
-                    selection = cast("Selection", choose(entity))
-                body = await self._bodies.read(held, entity, selection.reads)
-            return Opened(entity, selection, body)
+            selection = wanted.choose(entity)
+            read = partial(self._read, wanted, entity, selection)
+            source = entity.source
+            if not isinstance(source, Stored):
+                return await read()
+            return await self._reads.repeat_damage((source, selection), source.ref, read)
         except BaseException:
-            await held.release()
+            await wanted.held.release()
             raise
+
+    async def _read(self, wanted: _Wanted, entity: Entity, selection: Selection | None) -> Opened:
+        """Read what is selected; without a *selection*, of the inflated *entity*."""
+        held = wanted.held
+        if selection is None:
+            named = wanted.dataset.root.join(wanted.key)
+            entity = await self._bodies.inflate(held, entity, named)
+            selection = cast("Selection", wanted.choose(entity))
+        return Opened(entity, selection, await self._bodies.read(held, entity, selection.reads))
 
     async def _resolve(self, wanted: _Wanted, tracker: FreshnessTracker) -> Entity | None:
         """Resolve the key; `None` proves its absence.
@@ -219,8 +221,8 @@ class Resolver:
                 return await self._whole(ref, wanted, tracker)
             case Referenced(place, reference_id, is_immutable, modified_s):
                 if isinstance(place, Part):
-                    with self._reads.remember_damage(place, place.ref):
-                        entity = await self._part(place, wanted, tracker)
+                    read_part = partial(self._part, place, wanted, tracker)
+                    entity = await self._reads.repeat_damage(place, place.ref, read_part)
                     modified_s = max(modified_s or 0, entity.modified_s or 0) or None
                 else:
                     entity = Entity.at(place)

@@ -7,12 +7,13 @@ has its own registry, and adds the label ``worker`` to all that it exposes.
 import asyncio
 import re
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from http import HTTPStatus
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final, Literal
 
 from prometheus_client import (
@@ -26,8 +27,13 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from shardgate.errors import RangeNotSatisfiedError, ShardgateError
 from shardgate.read.budget import ByteBudget
@@ -167,6 +173,28 @@ class Metrics(Collector):
             yield metric
 
 
+class _Durations:
+    """Histograms of seconds by the values of labels."""
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[tuple[str, ...], list[int]]
+        self._counts = defaultdict(lambda: [0] * (len(_SECONDS) + 1))  # the last is of longer ones
+        self._sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+
+    def note(self, labels: tuple[str, ...], seconds: float) -> None:
+        self._counts[labels][bisect_left(_SECONDS, seconds)] += 1
+        self._sums[labels] += seconds
+
+    def exposed(self, name: str, text: str, labels: list[str]) -> Metric:
+        """Return the metric *name*, whose buckets each count the shorter ones too."""
+        family = HistogramMetricFamily(f"shardgate_{name}", text, labels=labels)
+        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        for values, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric(values, buckets, self._sums[values])
+        return family
+
+
 class RequestMetrics(Collector):
     """Requests by label: plain numbers, read when they are scraped.
 
@@ -177,15 +205,8 @@ class RequestMetrics(Collector):
         # By dataset, method and outcome.
         self._requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._sent_nbytes = defaultdict(int, dict.fromkeys((NO_DATASET, *datasets), 0))
+        self._seconds = _Durations()
         registry.register(self)
-        self._seconds = Histogram(
-            "shardgate_request_seconds",
-            "Time from the head of a request to the end of its answer, if anything was waited for",
-            ["method", "outcome"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._seconds_of = cache(self._seconds.labels)
         self.in_flight = 0
         self.connections = 0
 
@@ -196,7 +217,7 @@ class RequestMetrics(Collector):
         self._requests[dataset, method, outcome] += 1
         self._sent_nbytes[dataset] += nbytes
         if seconds is not None:
-            self._seconds_of(method, outcome).observe(seconds)
+            self._seconds.note((method, outcome), seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
@@ -208,21 +229,21 @@ class RequestMetrics(Collector):
         yield _gauge("requests_in_flight", text, [], [((), self.in_flight)])
         text = "Connections of clients, busy and idle"
         yield _gauge("connections", text, [], [((), self.connections)])
+        text = (
+            "Time from the head of a request to the end of its answer, if anything was waited for"
+        )
+        yield self._seconds.exposed("request_seconds", text, ["method", "outcome"])
 
 
-class StoreMetrics:
+class StoreMetrics(Collector):
     """Calls of object stores, each attempt by itself, and objects and shards written."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
-        labels = ["store", "method", "kind"]
-        text = "Bytes that stores sent, or that were sent to them by put"
-        self._bytes_of = cache(counter("shardgate_upstream_bytes", text, labels).labels)
-        text = "Time that a call of a store took, each attempt by itself"
-        seconds = Histogram(
-            "shardgate_upstream_seconds", text, labels, buckets=_SECONDS, registry=registry
-        )
-        self._seconds_of = cache(seconds.labels)
+        # By store, method and kind; plain numbers, as those of `RequestMetrics`.
+        self._nbytes: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self._seconds = _Durations()
+        registry.register(self)
         text = "Calls of a store that failed, by the class of the error"
         self._errors = counter("shardgate_upstream_errors", text, ["store", "error"])
         text = "Inner chunks put or deleted by one rewrite of their shard"
@@ -248,13 +269,21 @@ class StoreMetrics:
         """Count a finished call of a store."""
         store = store_of(call.ref.bucket)
         labels = (store, call.method, call.kind)
-        self._bytes_of(*labels).inc(call.nbytes)
-        self._seconds_of(*labels).observe(call.seconds)
+        self._nbytes[labels] += call.nbytes
+        self._seconds.note(labels, call.seconds)
         # Empty and short objects, and clients that leave, are no errors of the store.
         if call.error is not None and not isinstance(
             call.error, RangeNotSatisfiedError | asyncio.CancelledError | GeneratorExit
         ):
             self._errors.labels(store, error_label(call.error)).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values of the calls."""
+        labels = ["store", "method", "kind"]
+        text = "Bytes that stores sent, or that were sent to them by put"
+        yield _counter("upstream_bytes", text, labels, self._nbytes.items())
+        text = "Time that a call of a store took, each attempt by itself"
+        yield self._seconds.exposed("upstream_seconds", text, labels)
 
     def on_write(self, notice: WriteNotice) -> None:
         """Count an object that was written over a network."""

@@ -259,6 +259,6 @@ async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: 
         dataset = _open(stores, "root", settings)
         await stores.check_reachable(dataset.root)
         memory = MetadataCache(settings.cache.index_bytes, open_decoding(settings.limits))
-        fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+        reads = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
         containers = replace(dataset.containers, format="auto")
-        return await call(Root(dataset.root, stores, containers, fetch))
+        return await call(Root(dataset.root, stores, containers, reads))

@@ -72,7 +72,7 @@ class Shared(NamedTuple):
     metrics: Metrics
     stores: Stores
     datasets: Mapping[str, ServedDataset]
-    fetch: ReadCache
+    reads: ReadCache
     resolver: Resolver
     bodies: ByteBudget
     """For request bodies in flight."""
@@ -103,9 +103,9 @@ def create_app(
     shared = _build_shared(settings, wrap, tracing)
     resolver = shared.resolver
     on_rewrite = shared.metrics.stores.on_rewrite
-    rewrites = Rewrites(shared.stores, shared.fetch, shared.rewriting, on_rewrite)
+    rewrites = Rewrites(shared.stores, shared.reads, shared.rewriting, on_rewrite)
     budget = shared.decoding.share(shared.decoding.max_bytes // 4)
-    committer = Committer(RepoSwaps(shared.stores, shared.fetch), budget, shared.metrics.on_commit)
+    committer = Committer(RepoSwaps(shared.stores, shared.reads), budget, shared.metrics.on_commit)
     datasets = Datasets(shared.datasets, settings.server.metrics)
     bodies = RequestBodyReader(shared.bodies)
     access = _build_access(shared, datasets, bodies)
@@ -211,8 +211,8 @@ def _build_shared(
         settings.cache.index_bytes,
         decoding.share(largest_share(decoding.max_bytes), wait_s=limits.answer_s),
     )
-    fetch = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
-    metrics.caches.watch("index", fetch.cache, fetch.counters)
+    reads = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
+    metrics.caches.watch("index", reads.cache, reads.counters)
     datasets = open_datasets(stores, settings)
     budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
     responses = BucketBudgets(budget, [each.root.bucket for each in datasets.values()])
@@ -226,14 +226,14 @@ def _build_shared(
     metrics.caches.watch("chunk", chunks.cache, chunks.counters)
     resolver = Resolver(
         stores,
-        fetch,
+        reads,
         chunks,
         responses,
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
     sessions = Sessions(
-        stores, fetch, stores.volatile, session_formats(limits), on_event=metrics.on_session
+        stores, reads, stores.volatile, session_formats(limits), on_event=metrics.on_session
     )
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("decoding", decoding)
@@ -242,7 +242,7 @@ def _build_shared(
         metrics,
         stores,
         datasets,
-        fetch,
+        reads,
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
@@ -323,11 +323,11 @@ def _build_writing(
     sessions = shared.sessions
     objects = PassthroughWriter(
         stores,
-        shared.fetch,
+        shared.reads,
         document_bytes=limits.metadata_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    writer = Writer(stores, shared.fetch, objects, rewrites)
+    writer = Writer(stores, shared.reads, objects, rewrites)
     copy = partial(multipart.copy, sessions, shared.resolver)
     uploads = Uploads(stores, writer, sessions.route, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(

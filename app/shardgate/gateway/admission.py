@@ -37,17 +37,15 @@ class ConcurrencyLimiter:
         self.by_group: dict[_Group, int] = {}
         self.by_client: Counter[str] = Counter()
 
-    def permit(self, request: Request, exchange: Exchange) -> "Permit":
-        """Return the permit to answer *request* by *exchange*, to be entered."""
-        client = None
-        if self.most_per_client and request.peer:
-            client = client_of(request.peer.decode(), request.headers, self._proxies)
-        is_read = request.method in {"GET", "HEAD"}
-        return Permit(self, exchange, client, request.dataset, is_read=is_read)
+    def client_of(self, request: Request) -> str | None:
+        """Return whose requests *request* counts among; `None` for a peer without an address."""
+        if not request.peer:
+            return None
+        return client_of(request.peer.decode(), request.headers, self._proxies)
 
 
 class Permit(Deadline):
-    """Permission to answer one request while the block lasts.
+    """Permission to answer *request* by *exchange* while the block lasts.
 
     Raises: on entering `BusyError`, `TooManyRequestsError`; on leaving `OverdueError` if the
     response of a read did not begin in time.
@@ -58,20 +56,18 @@ class Permit(Deadline):
     def __init__(
         self,
         limiter: ConcurrencyLimiter,
+        request: Request,
         exchange: Exchange,
-        client: str | None,
-        dataset: str,
-        *,
-        is_read: bool,
     ) -> None:
         super().__init__(limiter.deadlines)
         self._limiter = limiter
         self._exchange = exchange
-        self.client = client
-        self.is_read = is_read
+        self.client = limiter.client_of(request) if limiter.most_per_client else None
+        self.is_read = request.method in {"GET", "HEAD"}
+        dataset = request.dataset
         most = limiter.most_per_dataset
         self._groups: tuple[tuple[_Group, int], ...] = ((("requests", dataset), most),)
-        if not is_read:
+        if not self.is_read:
             self._groups += (
                 (("writes", dataset), largest_share(most)),
                 (("writes", ""), largest_share(limiter.most)),

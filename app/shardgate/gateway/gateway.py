@@ -17,7 +17,7 @@ from shardgate.errors import (
     ShardgateError,
     TooManyRequestsError,
 )
-from shardgate.gateway.admission import ConcurrencyLimiter
+from shardgate.gateway.admission import ConcurrencyLimiter, Permit
 from shardgate.gateway.read import ReadPlane
 from shardgate.gateway.s3_dialect import speaks_s3
 from shardgate.gateway.shard_affinity import NAME as SHARDS
@@ -90,7 +90,7 @@ class Gateway:
             await respond(request, responder)
             return
         try:
-            with self._limiter.permit(request, exchange):
+            with Permit(self._limiter, request, exchange):
                 self._authenticator.demand_host(request)
                 await respond(request, responder)
         except (BusyError, MisdirectedError, OverdueError, TooManyRequestsError) as error:

@@ -231,7 +231,7 @@ class PreparedFiles:
         etag = await put_new(self._swaps.store, repository.file(kind, object_id), file.data)
         if file.value is not None:
             read = repository.read_of(kind, object_id, file.decode)
-            self._swaps.fetch.put(read, Versioned(file.value, etag, len(file.data)))
+            self._swaps.reads.put(read, Versioned(file.value, etag, len(file.data)))
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ class RepoSwaps:
     """Changes ``repo``, one change of a repository at a time; readers here see it at once."""
 
     store: ObjectStore
-    fetch: ReadCache
+    reads: ReadCache
     clock: Callable[[], float] = time.time
     backoff: Backoff = _BACKOFF
     _turns: WeakValueDictionary[ObjectRef, asyncio.Lock] = field(
@@ -147,22 +147,22 @@ class RepoSwaps:
         ref = opened.repo
         limit = opened.repository.limit_nbytes
         read = RepoRefs(opened.directory, limit).read
-        requested_at = self.fetch.clock()
+        requested_at = self.reads.clock()
         found = await self.store.get(ref, read.request)
         if not isinstance(found, Found):
-            self.fetch.forget(ref)
+            self.reads.forget(ref)
             raise UnknownRepositoryError(f"there is no repository any more at {opened.directory}")
         # The store is always asked; what is cached only spares decoding.
-        known = self.fetch.decoded(read, found.etag)
+        known = self.reads.decoded(read, found.etag)
         if known is None or (info := known.spec) is None:
-            self.fetch.forget(ref)
+            self.reads.forget(ref)
             weigh = partial(memory_nbytes, found.data, limit)
             nbytes = await opened.decode_in_thread(ref, weigh)
-            async with self.fetch.cache.decoding.room(nbytes):
+            async with self.reads.cache.decoding.room(nbytes):
                 decode = partial(RepoInfoDecoder(limit), found.data)
                 info = await opened.decode_in_thread(ref, decode)
             version = Versioned(Marked(info), found.etag, found.size, found.modified_s)
-            self.fetch.put(read, version, requested_at)
+            self.reads.put(read, version, requested_at)
         file = self._files.get(ref)
         if file is None or file.found.etag != found.etag:
             file = self._files[ref] = RepoFile(found, info, self._name_backup())
@@ -205,7 +205,7 @@ class RepoSwaps:
     def _is_newest(self, opened: OpenedRepository, file: RepoFile) -> bool:
         """Return whether no other version is known in this process."""
         read = RepoRefs(opened.directory, opened.repository.limit_nbytes).read
-        return self.fetch.decoded(read, file.found.etag) is not None
+        return self.reads.decoded(read, file.found.etag) is not None
 
     async def _swap[T](
         self, opened: OpenedRepository, plan: Callable[[RepoFile], Planned[T]], file: RepoFile
@@ -215,7 +215,7 @@ class RepoSwaps:
         payload_nbytes = len(file.info.payload)
         # The file before and the one after are in memory at the same time.
         weight = 2 * (payload_nbytes + decoded_nbytes(payload_nbytes, limit))
-        async with self.fetch.cache.decoding.room(weight):
+        async with self.reads.cache.decoding.room(weight):
             prepare = partial(self._prepare, ref, limit, file, plan)
             prepared = await opened.decode_in_thread(ref, prepare, is_long=file.info.is_long)
         if prepared.info is None:
@@ -224,13 +224,13 @@ class RepoSwaps:
         try:
             swapped = await self.store.put(ref, [prepared.data], expected=file.found.etag)
         finally:
-            self.fetch.forget(ref)
+            self.reads.forget(ref)
         if isinstance(swapped, Conflict):
             return CONFLICT
         # Readers ask the store for the time of the new file; the next change decodes nothing.
         read = RepoRefs(opened.directory, limit).read
         version = Versioned(Marked(prepared.info), swapped, len(prepared.data))
-        self.fetch.put(read, version, requested_at=-inf)
+        self.reads.put(read, version, requested_at=-inf)
         return prepared
 
     def _prepare[T](
@@ -261,7 +261,7 @@ class RepoSwaps:
 
     async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
         """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
-        steady_s = self.fetch.clock()
+        steady_s = self.reads.clock()
         offset_s = self.clock() - steady_s
         last = self._clock_checks.get(written.bucket)
         # A clock that moves by more than a second against the steady one was set by somebody.
@@ -323,7 +323,7 @@ async def create_repository(swaps: RepoSwaps, dataset: Dataset) -> str:
         data = create_repo(now_us, max(now_us, swaps.now_us()))
         done = await store.put(root.join(REPO), [data], expected=ABSENT)
     finally:
-        swaps.fetch.forget(root.join(REPO))
+        swaps.reads.forget(root.join(REPO))
     if done is CONFLICT:
         raise ConflictError(f"another request has created a repository at {root}")
     return encode_id(ROOT_ID)

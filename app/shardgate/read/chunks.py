@@ -162,7 +162,7 @@ class ChunkReader:
         pending = self._pending.get(chunk)
         if pending is None:
             near = self._recent.get(((chunk.ref, chunk.version), start // _BLOCK_NBYTES))
-            if near is not None and (data := near.cut(chunk.byte_range)) is not None:
+            if near is not None and near.data and (data := near.cut(chunk.byte_range)) is not None:
                 self.counters.hits += 1
                 self.counters.merged += 1
                 if keep:

@@ -123,8 +123,9 @@ class HttpReader(ABC):
         if body.etag == if_none_match:
             return NOT_MODIFIED
         headers = body.response.headers
-        coding = content_coding(headers)
-        return Found(data, body.byte_range, body.size, body.etag, coding, body.modified_s, headers)
+        return Found(
+            data, body.byte_range, body.size, body.etag, body.coding, body.modified_s, headers
+        )
 
     @asynccontextmanager
     async def stream(
@@ -340,8 +341,9 @@ class HttpReader(ABC):
         headers = response.headers
         length = response.length
         data = None
-        if request is not None:
-            _check_coding(ref, response)
+        coding = content_coding(headers)
+        if coding and request is not None:
+            _check_coding(ref, response, coding)
         if length is None and request is None:  # a chunked body shows its size at its end
             data = await response.read()
             length = len(data)
@@ -366,7 +368,8 @@ class HttpReader(ABC):
         nbytes = sent.stop - sent.start
         if length is not None and length != nbytes:
             raise TruncatedReadError(ref, f"Content-Length is {length} of {nbytes} bytes")
-        return _Body(ref, response, wanted, wanted.start - sent.start, size, etag, modified_s, data)
+        skip = wanted.start - sent.start
+        return _Body(ref, response, wanted, skip, size, etag, coding, modified_s, data)
 
     async def _explained(
         self, error: VersionChangedError, if_match: Condition | None
@@ -423,6 +426,7 @@ class _Body:
     """Bytes of the body before *byte_range*, from a server that ignores ``Range``."""
     size: int
     etag: ETag
+    coding: str
     modified_s: int | None
     data: bytes | None
     """The body, if it had to be read to learn its length."""
@@ -465,14 +469,12 @@ def _sent_range(
     raise StorageUnusableError(ref, "the response has no valid Content-Range")
 
 
-def _check_coding(ref: ObjectRef, response: HttpResponse) -> None:
-    """Raise for a range that the server has compressed by itself: the bytes are not the object's.
+def _check_coding(ref: ObjectRef, response: HttpResponse, coding: str) -> None:
+    """Raise for a range to which the server gave the *coding*: the bytes are not the object's.
 
     An object that is stored with a coding has ranges of the stored form, of their own length.
     """
     headers = response.headers
-    if not (coding := content_coding(headers)):
-        return
     etag = headers.get(b"etag", b"")
     if (parsed := parse_content_range(headers.get(b"content-range", b""))) is not None:
         is_stored = response.length == parsed[0].length

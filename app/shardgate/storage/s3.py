@@ -53,8 +53,8 @@ class S3Store(S3Writer, HttpReader):
         puts = PutSender(client, self._signer, self._http_of_puts)
         S3Writer.__init__(self, client, self, puts, options)
         self._in_order: dict[str, bool] = {}
-        self._urls: dict[tuple[HttpMethod, ObjectRef, str], tuple[RequestTarget, float]] = {}
-        """URLs by method, object and region, and until when they are reused."""
+        self._urls: dict[tuple[HttpMethod, ObjectRef], tuple[RequestTarget, float]] = {}
+        """URLs by method and object, and until when they are reused."""
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -86,7 +86,7 @@ class S3Store(S3Writer, HttpReader):
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a presigned URL, which is reused for five minutes."""
-        of = method, ref, self._client.region_of(ref)
+        of = method, ref
         target, until = self._urls.get(of, (None, 0.0))
         if target is None or until < time.monotonic():
             target = await self._signer.presign(method, ref)
@@ -98,15 +98,15 @@ class S3Store(S3Writer, HttpReader):
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
         """Drop a URL that has expired; the response to a HEAD does not give the reason."""
         if self._client.learn_region(ref, refusal):
-            return True  # URLs are kept by region
+            self._urls.clear()  # those of this bucket are signed for another region
+            return True
         if refusal.status not in {400, 403} or self._client.is_anonymous:
             return False
         reason = f"{refusal.code} {refusal.message}".lower()
         is_token_invalid = refusal.code in {"InvalidToken", "TokenRefreshRequired"}
         if not (method == "HEAD" or "expired" in reason or is_token_invalid):
             return False
-        of = method, ref, self._client.region_of(ref)
-        self._urls.pop(of, None)  # unless another reader has dropped it
+        self._urls.pop((method, ref), None)  # unless another reader has dropped it
         return True
 
     def _proves_absence(self, refusal: Refusal) -> bool:

@@ -2,11 +2,11 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
@@ -17,9 +17,16 @@ from shardgate.errors import (
     StorageUnusableError,
     install_command,
 )
-from shardgate.model import GuardedBucket, ObjectRef, VolatileBucket, decode_path, encode_path
+from shardgate.model import (
+    ByteRequest,
+    GuardedBucket,
+    ObjectRef,
+    VolatileBucket,
+    decode_path,
+    encode_path,
+)
 from shardgate.settings import SCHEMES, LimitSettings, StoreSettings
-from shardgate.storage.contract import ObjectStore, OnWrite
+from shardgate.storage.contract import Found, NotModified, ObjectStore, OnWrite, ReadOptions
 from shardgate.storage.http1_client import BadUrlError, RequestTarget
 from shardgate.storage.http_store import HttpStore, is_literal, is_public, resolve_public, url_of
 from shardgate.storage.local import LocalStore, open_within
@@ -198,6 +205,13 @@ class Stores(StoreWrapper):
         if store is None:
             raise StorageUnusableError(ref, "no store was opened")
         return store
+
+    def get(
+        self, ref: ObjectRef, request: ByteRequest | None = None, **options: Unpack[ReadOptions]
+    ) -> Coroutine[Any, Any, Found | NotModified | None]:
+        # Chunks are read this way: a bucket that is open is found by no further call.
+        store = self._by_bucket.get(ref.bucket) or self.store_of(ref)
+        return store.get(ref, request, **options)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
         """Have each store verified once for *root*; sessions pass this on to their repository."""

@@ -154,10 +154,10 @@ class Rewrites:
     """
 
     def __init__(
-        self, store: ObjectStore, fetch: ReadCache, budget: ByteBudget, on_rewrite: OnRewrite
+        self, store: ObjectStore, reads: ReadCache, budget: ByteBudget, on_rewrite: OnRewrite
     ) -> None:
         self._store = store
-        self._fetch = fetch
+        self._reads = reads
         self._budget = budget
         self._on_rewrite = on_rewrite
         self._queues: dict[ShardRewriter[Any], BatchQueue[ChangeRequest]] = {}
@@ -189,11 +189,11 @@ class Rewrites:
         try:
             while True:
                 async with self._slots:
-                    began_at = self._fetch.clock()
+                    began_at = self._reads.clock()
                     if requests := queue.take():
                         await self._rewrite(shard, list(chain(*requests)))
                 # Callers that were just answered come back now, and can share the next rewrite.
-                await queue.fill(min(0.25, self._fetch.clock() - began_at))
+                await queue.fill(min(0.25, self._reads.clock() - began_at))
                 if not queue.requests:
                     return
         finally:
@@ -214,7 +214,7 @@ class Rewrites:
                 raise
 
         try:
-            await consistent(self._fetch, attempt, backoff=_BACKOFF)
+            await consistent(self._reads, attempt, backoff=_BACKOFF)
             self._on_rewrite(len(changes), attempts - 1)
         except Exception as error:  # noqa: BLE001  passed to the callers
             for change in changes:
@@ -265,7 +265,7 @@ class Rewrites:
         if plan is None and old is not None:
             deleted = await self._store.delete(shard.ref, expected=old.etag)
             if deleted is True:
-                self._fetch.forget(shard.ref)
+                self._reads.forget(shard.ref)
                 return {}
             if isinstance(deleted, Conflict):
                 return deleted
@@ -283,12 +283,12 @@ class Rewrites:
             try:
                 etag = await self._store.put(shard.ref, pieces, expected=expected)
             finally:  # a failed write may have taken effect
-                self._fetch.forget(shard.ref)
+                self._reads.forget(shard.ref)
         if isinstance(etag, Conflict):
             return etag
         modified_s = int(time.time())
         for read, value in plan.indexes:
-            self._fetch.put(read, Versioned(value, etag, size, modified_s))
+            self._reads.put(read, Versioned(value, etag, size, modified_s))
         return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
 
 

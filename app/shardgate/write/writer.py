@@ -87,10 +87,10 @@ class PassthroughWriter:
     """Writes objects outside of shards, and invalidates their cached state."""
 
     def __init__(
-        self, store: ObjectStore, fetch: ReadCache, *, document_bytes: int, decoded_bytes: int
+        self, store: ObjectStore, reads: ReadCache, *, document_bytes: int, decoded_bytes: int
     ) -> None:
         self._store = store
-        self._fetch = fetch
+        self._reads = reads
         self._document_bytes = document_bytes
         self._decoded_bytes = decoded_bytes
 
@@ -122,7 +122,7 @@ class PassthroughWriter:
 
         if not await self._repeat(ref, attempt):
             raise UnwritableError(f"{ref}: the store cannot remove one version and no other")
-        self._fetch.mark_removed(ref)
+        self._reads.mark_removed(ref)
 
     async def put_document(
         self, document: Document, body: bytes, *, coding: str, demand: Demand | None
@@ -145,9 +145,9 @@ class PassthroughWriter:
 
         etag = await self._repeat(ref, attempt)
         if await run_in_thread(document.translator.is_marker, translated):
-            self._fetch.mark_present(ref)
+            self._reads.mark_present(ref)
         else:
-            self._fetch.mark_removed(ref)
+            self._reads.mark_removed(ref)
         return etag if translated == requested else etag_of_rewritten(etag)
 
     def _demand_short(self, ref: ObjectRef, document: bytes) -> None:
@@ -159,7 +159,7 @@ class PassthroughWriter:
         try:
             return await retry_conflicts(attempt, Conflict, ref)
         finally:  # a failed write may have taken effect
-            self._fetch.forget(ref)
+            self._reads.forget(ref)
 
     async def _expected(
         self, ref: ObjectRef, demand: Demand | None, *, is_document: bool = False
@@ -174,8 +174,8 @@ class PassthroughWriter:
     async def _read_anew[T: Weighable](
         self, read: Read[T], /, *, allow_stale: bool = False
     ) -> Versioned[T] | None:
-        await self._fetch.refresh(read)
-        return await self._fetch(read, allow_stale=allow_stale)
+        await self._reads.refresh(read)
+        return await self._reads(read, allow_stale=allow_stale)
 
     async def _stored(self, ref: ObjectRef) -> tuple[bytes | None, ETag | None]:
         max_nbytes = self._document_bytes
@@ -216,18 +216,18 @@ class Writer:
     """Writes virtual keys durably; readers of this process see each write once it returns."""
 
     def __init__(
-        self, store: ObjectStore, fetch: ReadCache, objects: PassthroughWriter, rewrites: Rewrites
+        self, store: ObjectStore, reads: ReadCache, objects: PassthroughWriter, rewrites: Rewrites
     ) -> None:
         self._store = store
-        self._fetch = fetch
-        self._routes = Routes(fetch)
+        self._reads = reads
+        self._routes = Routes(reads)
         self._objects = objects
         self._rewrites = rewrites
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
         """Write one key, and return its new version, `None` if it was deleted."""
         await self._store.verify_conditional_writes(dataset.root)
-        target = await self._target(dataset, write, self._fetch.clock())
+        target = await self._target(dataset, write, self._reads.clock())
         if not isinstance(target, Slot):
             return await self._write(target, write)
         change = await _encode(target, write)
@@ -239,12 +239,12 @@ class Writer:
     ) -> None:
         """Raise what `put` would for *key*, whatever the body."""
         await self._store.verify_conditional_writes(dataset.root)
-        await self._target(dataset, KeyWrite(key, b"", headers), self._fetch.clock())
+        await self._target(dataset, KeyWrite(key, b"", headers), self._reads.clock())
 
     async def put_each(self, dataset: Dataset, writes: Sequence[KeyWrite]) -> list[Outcome]:
         """Write many keys, those of a shard in one rewrite; the last write of a key wins."""
         await self._store.verify_conditional_writes(dataset.root)
-        began_at = self._fetch.clock()
+        began_at = self._reads.clock()
         outcomes: dict[VirtualKey, Outcome] = {}
         shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, ChunkChange]] = defaultdict(dict)
         objects: list[tuple[Document | Whole, KeyWrite]] = []
@@ -296,7 +296,7 @@ class Writer:
             await tracker.confirm_older(began_at, _PRESENT_S, absent_s)
             return target
 
-        target = await consistent(self._fetch, attempt)
+        target = await consistent(self._reads, attempt)
         if not isinstance(target, Stray):
             self._check_headers(target, write)
             return target

@@ -86,7 +86,7 @@ class Sessions:
     def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
         self,
         store: ObjectStore,
-        fetch: ReadCache,
+        reads: ReadCache,
         stores: WeakValueDictionary[str, ObjectStore],
         formats: Sequence[Format],
         *,
@@ -94,7 +94,7 @@ class Sessions:
         on_event: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._store = store
-        self._fetch = fetch
+        self._reads = reads
         self._stores = stores
         """Includes evicted stores that requests still use."""
         self._named = WeakValueDictionary[str, SessionStore]()
@@ -111,7 +111,7 @@ class Sessions:
         """Create a session at the tip of *branch*, and return its id and document."""
         await self._store.verify_conditional_writes(opened.directory)
         # The parent must be the tip of now, not of some seconds ago.
-        self._fetch.forget(opened.repo)
+        self._reads.forget(opened.repo)
         info = await opened.writable_info()
         tip = await opened.repository.refs.resolve(Branch(branch), opened.fetch)
         if tip is None:
@@ -182,11 +182,11 @@ class Sessions:
         if (store := self._named.get(name)) is not None:
             await self._enter(store)
         else:
-            claimed = await dataset.containers.open_claimed(dataset.root, key, self._fetch)
+            claimed = await dataset.containers.open_claimed(dataset.root, key, self._reads)
             if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
                 return dataset, key
             session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
-            store = await self.open(layout.repository, session_id, self._fetch)
+            store = await self.open(layout.repository, session_id, self._reads)
             self._named[name] = store
         containers = SessionContainers(self._formats, store=store)
         inner = replace(dataset, name=name, root=store.root, containers=containers)

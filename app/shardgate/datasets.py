@@ -176,14 +176,14 @@ def open_containers(
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
     own = root if _may_be_object(dataset) else None
-    archives: tuple[MemberFormat, ...] = ()
+    member_formats: tuple[MemberFormat, ...] = ()
     if dataset.format in ("auto", "zip"):
         most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-        archives = (Zip(most_nbytes, limits.decoded_bytes, own),)
+        member_formats = (Zip(most_nbytes, limits.decoded_bytes, own),)
     elif dataset.format == "kerchunk":
         most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
-        archives = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
-    return Containers(formats, dataset.format, archives, check_absence if own else None)
+        member_formats = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
+    return Containers(formats, dataset.format, member_formats, check_absence if own else None)
 
 
 def exposures(settings: Settings) -> Iterator[str]:

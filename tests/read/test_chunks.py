@@ -21,7 +21,7 @@ from shardgate.errors import (
 from shardgate.model import ByteRange, ByteRequest, ETag, Fixed, ObjectRef, Stored, VolatileBucket
 from shardgate.read.budget import BucketBudgets, ByteBudget
 from shardgate.read.chunks import ChunkReader
-from shardgate.read.store_cost import StoreCost
+from shardgate.read.nearby import StoreCost
 from shardgate.storage.contract import Found, NotModified
 from tests.support.read.stores import REF, WatchedStore, settle
 from tests.support.records import replaced

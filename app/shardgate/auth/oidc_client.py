@@ -226,9 +226,11 @@ class OidcClient:
         """Check what ID tokens have beyond other tokens (OpenID Connect Core §3.1.3.7)."""
         if claims.get("nonce") != nonce:
             raise ForbiddenError("the ID token belongs to another sign-in")
+        audience = claims["aud"]
         # A token for several services must say by `azp` which one it was issued to.
-        has_several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
-        if claims.get("azp", None if has_several else self._client_id) != self._client_id:
+        must_say = isinstance(audience, list) and len(audience) > 1
+        is_ours = claims["azp"] == self._client_id if "azp" in claims else not must_say
+        if not is_ours:
             raise ForbiddenError("the ID token was issued to another service")
 
     async def _post(

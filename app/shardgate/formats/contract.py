@@ -137,29 +137,38 @@ class Stray(NamedTuple):
 type Target = Slot | Document | Whole | Stray
 
 
-class Layout(Protocol):
-    """An opened container; all keys are relative to it."""
+class KeyLocator(Protocol):
+    """Knows the keys of a container; all keys are relative to it."""
+
+    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
+        """Locate *key*. Raises: `DamagedError` where an index contradicts itself or its object."""
+
+    def encloses(self, key: VirtualKey) -> bool:
+        """Return whether *key*, or a prefix, cannot lie in a container below this one."""
+
+    def expects(self, _path: str) -> bool:
+        """Return whether the metadata describe a sharded array at a path below; by default no."""
+        return False
+
+    async def explain_absence(self, _key: VirtualKey, _fetch: Fetch) -> str:
+        """Return why no object can have a key, where the metadata tell; empty by default."""
+        return ""
+
+
+class WriteLocator(Protocol):
+    """Knows where the keys of a container are written."""
 
     @property
     def is_read_only(self) -> bool:
         """Return whether nothing in it can ever be written; by default no."""
         return False
 
-    async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
-        """Locate *key*. Raises: `DamagedError` where an index contradicts itself or its object."""
-
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written. Raises: `BadKeyError`, `ReadOnlyError`, `DamagedError`."""
 
-    def encloses(self, key: VirtualKey) -> bool:
-        """Return whether *key*, or a prefix, cannot lie in a container below this one."""
 
-    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        """Return a name of the shard of *key* for `ShardAffinity`, from metadata alone; `None` if
-        *key* is in no shard.
-        """
-        shard = await self.holding(key, fetch)
-        return None if shard is None else str(shard.ref)
+class KeyLister(Protocol):
+    """Knows how the keys of a container are listed."""
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Return how *directory*, empty or with a final slash, is listed."""
@@ -169,6 +178,16 @@ class Layout(Protocol):
     ) -> Sequence[Name] | None:
         """Return the names right below a prefix; by default `None`, for its `ListingRules`."""
         return None
+
+    def names_below(self) -> Sequence[str] | None:
+        """Return the paths of containers below, for stores that cannot list; by default `None`: the
+        metadata do not name them, and only a listing would find them.
+        """
+        return None
+
+
+class ChunkSurveyor(Protocol):
+    """Knows the chunks and shards that a container has."""
 
     async def collections(
         self, _fetch: Fetch, _listing: Listing, _run_in_thread: RunInThread
@@ -185,19 +204,16 @@ class Layout(Protocol):
         shards = await self.shards_at(key, fetch)
         return None if shards is None else shards.holding(key)
 
-    async def explain_absence(self, _key: VirtualKey, _fetch: Fetch) -> str:
-        """Return why no object can have a key, where the metadata tell; empty by default."""
-        return ""
-
-    def expects(self, _path: str) -> bool:
-        """Return whether the metadata describe a sharded array at a path below; by default no."""
-        return False
-
-    def names_below(self) -> Sequence[str] | None:
-        """Return the paths of containers below, for stores that cannot list; by default `None`: the
-        metadata do not name them, and only a listing would find them.
+    async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
+        """Return a name of the shard of *key* for `ShardAffinity`, from metadata alone; `None` if
+        *key* is in no shard.
         """
-        return None
+        shard = await self.holding(key, fetch)
+        return None if shard is None else str(shard.ref)
+
+
+class Layout(KeyLocator, WriteLocator, KeyLister, ChunkSurveyor, Protocol):
+    """An opened container; callers that need a part of it ask for one of the protocols."""
 
 
 @dataclass(frozen=True, slots=True)

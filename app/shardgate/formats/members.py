@@ -90,7 +90,8 @@ class SortedNames:
 
         count = len(names)
         step = 2**14  # during a call that sorts no other thread runs: a million names take 2 s
-        runs = [sorted(range(at, count)[:step], key=key) for at in range(0, count, step)]
+        starts = range(0, count, step)
+        runs = [sorted(range(at, min(at + step, count)), key=key) for at in starts]
         merged: Iterator[int] = merge(*runs, key=key)
         order = np.fromiter(merged, np.intp, count)
         blocks = batched((names[at] for at in order.tolist()), _NAMES_PER_BLOCK)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from sys import maxsize
-from typing import Final, NamedTuple
+from typing import Final, cast
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import (
@@ -22,7 +22,7 @@ from shardgate.model import (
 )
 from shardgate.read.budget import ByteBudget
 from shardgate.read.metadata_cache import OVERHEAD_NBYTES, CacheCounters, SizedLRUCache
-from shardgate.read.store_cost import StoreCost
+from shardgate.read.nearby import RecentRead, StoreCost
 from shardgate.storage.contract import Found, ObjectReader
 
 _WINDOW_S: Final = 0.001
@@ -38,14 +38,16 @@ type _ObjectVersion = tuple[ObjectRef, Version]
 class _PendingChunk:
     """A chunk that callers wait for; it is in a window first, and then in a `_SpanRead`."""
 
-    __slots__ = ("chunk", "is_kept", "near", "waiters")
+    __slots__ = ("chunk", "is_kept", "near", "read", "waiters")
 
-    def __init__(self, chunk: Stored, near: "_RecentRead | None") -> None:
+    def __init__(self, chunk: Stored, near: RecentRead | None) -> None:
         self.chunk = chunk
         self.near = near
         """Earlier read of the same block, if there was one."""
         self.waiters: list[asyncio.Future[bytes | None]] = []
-        """Each gets the bytes, or `None`: its caller has to read them."""
+        """Each gets the bytes, or `None`: its caller has to perform *read*."""
+        self.read: _SpanRead | None = None
+        """The read of this chunk alone, while it is left to the callers."""
         self.is_kept = False
         """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
@@ -80,20 +82,6 @@ class _SpanRead:
         if self.task is None or self.task.cancelling():
             return False
         return first <= wanted.start and wanted.stop <= last
-
-
-class _RecentRead(NamedTuple):
-    size: int
-    """Of the object."""
-    start: int = 0
-    data: bytes = b""
-    """Read at *start*; nothing if only a chunk was read, which is cached itself."""
-
-    def cut(self, wanted: ByteRange) -> bytes | None:
-        """Return the bytes *wanted* if all of them were read."""
-        first = wanted.start - self.start
-        last = wanted.stop - self.start
-        return self.data[first:last] if first >= 0 and last <= len(self.data) else None
 
 
 class ChunkReader:
@@ -137,7 +125,7 @@ class ChunkReader:
         self._pending: dict[Stored, _PendingChunk] = {}
         self._windows: dict[_ObjectVersion, list[_PendingChunk]] = {}
         self._reads: defaultdict[_ObjectVersion, list[_SpanRead]] = defaultdict(list)
-        self._recent = SizedLRUCache[tuple[_ObjectVersion, int], _RecentRead](
+        self._recent = SizedLRUCache[tuple[_ObjectVersion, int], RecentRead](
             max_bytes // 16,  # in addition to the cache of chunks
             lambda _, read: len(read.data) + OVERHEAD_NBYTES,
         )
@@ -177,7 +165,8 @@ class ChunkReader:
         pending.waiters.append(waiter)
         try:
             outcome = await waiter
-            return await self._read_here(pending) if outcome is None else outcome
+            read = cast("_SpanRead", pending.read)  # which it is where there are no bytes
+            return await self._perform(read) if outcome is None else outcome
         except asyncio.CancelledError:
             pending.waiters.remove(waiter)
             self._leave(pending, waiter)
@@ -187,8 +176,8 @@ class ChunkReader:
         """Leave what the caller of *waiter* was to do to another one, or give it up."""
         # Its caller may be reading, or have been cancelled in the turn that asked it to read.
         is_reading = not (waiter.cancelled() or waiter.exception()) and waiter.result() is None
-        if is_reading:
-            self._hand_over(self._lone_read(pending))
+        if is_reading and pending.read is not None:
+            self._hand_over(pending.read)
         elif not pending.waiters and self._pending.get(pending.chunk) is pending:
             self._abandon(pending)
 
@@ -298,26 +287,22 @@ class ChunkReader:
 
     def _hand_over(self, read: _SpanRead) -> None:
         """Have one caller perform the *read* of a single chunk; without callers it ends."""
+        read.chunks[0].read = read
         for waiter in read.chunks[0].waiters:
             if not waiter.done():
                 waiter.set_result(None)
                 return
         self._end(read)
 
-    def _lone_read(self, pending: _PendingChunk) -> _SpanRead:
-        """Return the read of *pending* that was handed over."""
-        # Kept nowhere else: the callers of a chunk that referred to it would be a cycle.
-        reads = self._reads[pending.chunk.ref, pending.chunk.version]
-        return next(read for read in reads if pending in read.chunks)
-
-    async def _read_here(self, pending: _PendingChunk) -> bytes:
-        """Read a single chunk for all its callers; if this one leaves, `_leave` hands it over."""
-        read = self._lone_read(pending)
+    async def _perform(self, read: _SpanRead) -> bytes:
+        """Perform the *read* of a single chunk for all its callers, in the task of one; if that
+        leaves, `_leave` hands it over.
+        """
         try:
             found = await self._get(read.source)
         except Exception as failure:
             self._end(read)
-            pending.wake(failure)
+            read.chunks[0].wake(failure)
             raise
         self._end(read)
         self._deliver(read, found)
@@ -347,7 +332,8 @@ class ChunkReader:
             pending.wake(data)
             if pending.is_kept:
                 self.cache.put(pending.chunk, data)
-        if self._max_around_bytes:
+        is_first_nearby = read.chunks[0].near is None
+        if self._max_around_bytes and (read.overfetched_nbytes or is_first_nearby):
             self._remember(read, found)
 
     def _end(self, read: _SpanRead) -> None:
@@ -360,6 +346,7 @@ class ChunkReader:
         if not reads:
             del self._reads[ref, etag]
         for pending in read.chunks:
+            pending.read = None  # they would be a cycle
             if self._pending.get(pending.chunk) is pending:
                 del self._pending[pending.chunk]
 
@@ -370,9 +357,9 @@ class ChunkReader:
         first = start // _BLOCK_NBYTES
         if read.overfetched_nbytes:
             for block in range(first, -(-stop // _BLOCK_NBYTES)):
-                self._recent.put((version, block), _RecentRead(found.size, start, found.data))
-        elif read.chunks[0].near is None and stop - start < found.size:
-            self._recent.put((version, first), _RecentRead(found.size))
+                self._recent.put((version, block), RecentRead(found.size, start, found.data))
+        elif stop - start < found.size:
+            self._recent.put((version, first), RecentRead(found.size))
 
     def _abandon(self, pending: _PendingChunk) -> None:
         """Cancel the read of a chunk without waiters, unless other chunks of its span have some."""

@@ -9,6 +9,7 @@ from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError
 from shardgate.formats.contract import (
     Document,
     Format,
+    KeyLocator,
     Layout,
     StoredObjects,
     Stray,
@@ -86,7 +87,7 @@ class Container(NamedTuple):
     layout: Layout
     rest: VirtualKey
     """The key within the container."""
-    outer: Sequence[tuple[Layout, int]] = ()
+    outer: Sequence[tuple[KeyLocator, int]] = ()
     """Containers around it, none of which encloses the key, and where their keys begin in it."""
     members: Members | None = None
     """The members that it lies among, if the key leads into an archive."""
@@ -109,10 +110,10 @@ class Containers:
     formats: Sequence[Format]
     format: str = "auto"
     """The configured format. Below a named one, keys like those of chunks name no objects."""
-    archives: Sequence[MemberFormat] = ()
+    member_formats: Sequence[MemberFormat] = ()
     """The formats of containers with members, among which those of `formats` are found too."""
     check_absence: CheckAbsence | None = None
-    """Called with each directory that none of `archives` opens."""
+    """Called with each directory that none of `member_formats` opens."""
 
     @property
     def marker_names(self) -> Sequence[str]:
@@ -123,12 +124,12 @@ class Containers:
     @property
     def markers(self) -> str:
         """The names of the objects that mark containers, for people."""
-        patterns = (each for fmt in self.archives for each in fmt.patterns)
+        patterns = (each for fmt in self.member_formats for each in fmt.patterns)
         return ", ".join([*self.marker_names, *patterns])
 
     def is_archive(self, name: str) -> bool:
         """Return whether an object of this name may be a container by itself."""
-        return any(fmt.is_container(name) for fmt in self.archives)
+        return any(fmt.is_container(name) for fmt in self.member_formats)
 
     def may_enter_archive(self, key: str) -> bool:
         """Return whether a folder on the way to *key* is named like an archive."""
@@ -191,7 +192,7 @@ class Containers:
         rest = key
         fault: MetadataMissingError | DamagedError | NotAllowedError | None = None
         is_total = False
-        outer: list[tuple[Layout, int]] = []
+        outer: list[tuple[KeyLocator, int]] = []
         directory = root
         start = 0
         for _ in range(MAX_DEPTH):
@@ -259,7 +260,7 @@ class Containers:
         return where the names of its members begin in *key*. Raises: `DamagedError`.
         """
         start = 0
-        if not self.archives:
+        if not self.member_formats:
             return None
         for _ in range(MAX_DEPTH):
             members = await self.open_archive(root.join(key[:start].rstrip("/")), fetch)
@@ -271,7 +272,7 @@ class Containers:
 
     async def open_archive(self, ref: ObjectRef, fetch: Fetch) -> Members | None:
         """Open *ref* if it is a container of members. Raises: `DamagedError`."""
-        for fmt in self.archives:
+        for fmt in self.member_formats:
             if (members := await fmt.open(ref, fetch)) is not None:
                 return members
         if self.check_absence is not None:

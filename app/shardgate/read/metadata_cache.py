@@ -195,7 +195,9 @@ class ReadCache:
         """Raise the damage of *ref* that a call with *key* found within `TRUSTED_S`, unless *ref*
         was forgotten, or read in another version, since. Otherwise return the result of *call*.
         """
-        if (known := self._known_damage(key, ref)) is not None:
+        # Mostly none is known, which takes no call to see.
+        known = self._known_damage(key, ref) if self._damage.currsize else None
+        if known is not None:
             self.counters.hits += 1
             raise DamagedError(known.ref, known.reason)
         requested_at = self.clock()

@@ -347,7 +347,8 @@ class RequestBodyReader:
         try:
             incoming: IncomingBody = request.scope["body"]
             if not incoming.is_unread:
-                check_digests(b"", b"", incoming.headers)  # which may be signed
+                # There is no body, but its digest may be signed, and then has to be that of none.
+                check_digests(b"", b"", incoming.headers)
                 if incoming.signatures is not None:
                     raise BadBodyError("the signed aws-chunked body is empty")
                 return model.model_validate_json(b"{}")

@@ -461,19 +461,24 @@ def _entries(prefix: ObjectRef) -> list[Listed]:
     """List the entries of one folder that start with *prefix*, by key: folders end in a slash."""
     path, _, start = prefix.key.rpartition("/")
     folder = ObjectRef(prefix.bucket, path).prefix
-    begins = start.encode(errors="surrogatepass")
+    start_of_name = start.encode(errors="surrogatepass")
     listed: list[Listed] = []
     with translated(prefix):
         try:
             if (name := name_of(path)) is not None:
                 where = folder_of(prefix.bucket) + b"/" + name
                 with Folder.opened(where, prefix.bucket), os.scandir(where) as entries:
-                    begun = (entry for entry in entries if entry.name.startswith(begins))
-                    listed += filter(None, (_listed(folder, entry) for entry in begun))
+                    for entry in entries:
+                        # Before `_listed`, which asks the system for the status of each.
+                        if not entry.name.startswith(start_of_name):
+                            continue
+                        if (found := _listed(folder, entry)) is not None:
+                            listed.append(found)
         except OSError as error:
             if error.errno not in NOT_FOUND:
                 raise
             check_folder(prefix)
+    # The key of a coded file lacks the ending of its name, which may be in the prefix.
     wanted = (each for each in listed if each.ref.key.startswith(prefix.key))
     return sorted(wanted, key=lambda each: each.ref.key.encode())
 

@@ -190,7 +190,7 @@ class MultipartWriter:
     async def _clean(self, upload: "_MultipartUpload", *, is_completed: bool) -> None:
         """Remove the parts and a temporary object; if that fails, a sweep does it later."""
         with suppress(StorageError):
-            upload_id = await upload.begin()
+            upload_id = await upload.begin()  # it may have begun after its caller was cancelled
             if not (is_completed or upload.is_temporary):
                 await self._discard(upload.ref, "abort_multipart_upload", UploadId=upload_id)
         if upload.is_temporary:

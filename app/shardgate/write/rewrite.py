@@ -379,12 +379,14 @@ def _append(before: int, crc: int, nbytes: int) -> int:
 
     The CRC is linear: the bytes after change that of zeros in their place by their own.
     """
-    # What the same number of zeros after nothing would give, which the sum must not have twice.
-    nothing = 0
+    with_zeros = before
+    only_zeros = 0
     for at in range(0, nbytes, len(_ZEROS)):
         zeros = _ZEROS[: nbytes - at]
-        before, nothing = crc32c(zeros, before), crc32c(zeros, nothing)
-    return before ^ nothing ^ crc
+        with_zeros = crc32c(zeros, with_zeros)
+        only_zeros = crc32c(zeros, only_zeros)
+    # The bytes change the sum of zeros alone as they change that of *before* and zeros.
+    return with_zeros ^ only_zeros ^ crc
 
 
 def _kept(pieces: Sequence[Piece | Checksummed]) -> Iterator[ByteRange]:

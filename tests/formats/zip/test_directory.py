@@ -342,7 +342,7 @@ def test_memory_of_a_directory_is_as_announced(name: bytes) -> None:
     assert end is not None
     tracemalloc.start()
     try:
-        start = len(data) - end.from_end
+        start = len(data) - end.directory_from_end
         directory = decode_directory(data[start : start + end.directory_nbytes], end)
         _, peak_nbytes = tracemalloc.get_traced_memory()
     finally:

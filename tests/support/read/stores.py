@@ -154,7 +154,7 @@ class SearchedContainers(Containers):
 def watch_searches(data: Reading) -> list[str]:
     """Record the keys for whose containers *data* searches from now on."""
     known = data.dataset.containers
-    searched = SearchedContainers(known.formats, archives=known.archives)
+    searched = SearchedContainers(known.formats, member_formats=known.member_formats)
     data.dataset = replace(data.dataset, containers=searched)
     return searched.searches
 

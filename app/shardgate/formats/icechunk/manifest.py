@@ -300,7 +300,9 @@ class RefLayout(NamedTuple):
     @property
     def kind(self) -> PayloadKind:
         """Return the kind of the references. Raises: `DecodeError` for none, or more than one."""
-        found = [kind for kind in PayloadKind if kind and self[kind - 1]]
+        # A kind is the slot of its field in the vtable, and slots count from 1.
+        kinds = [kind for kind in PayloadKind if kind is not PayloadKind.GONE]
+        found = [kind for kind in kinds if self[kind - 1]]
         if found == [PayloadKind.LOCATION, PayloadKind.COMPRESSED]:
             return PayloadKind.COMPRESSED
         if not found:

@@ -191,18 +191,19 @@ def _columns(
         nbytes = starts.copy()
     else:
         starts, nbytes = old.columns()
-    numbers = list(contents)
-    starts[numbers] = _ABSENT
-    nbytes[numbers] = _ABSENT
+    changed = list(contents)
+    starts[changed] = _ABSENT
+    nbytes[changed] = _ABSENT  # until those that are kept have been counted
     if old is not None:
+        old_nbytes = old.place.byte_range.length
         # Chunks that share bytes become several: a large shard may double by that.
-        kept = float(nbytes.sum(where=nbytes != _ABSENT, dtype=np.float64))
-        if kept > max(LARGE_NBYTES, 2 * old.place.byte_range.length):
+        kept_nbytes = float(nbytes.sum(where=nbytes != _ABSENT, dtype=np.float64))
+        if kept_nbytes > max(LARGE_NBYTES, 2 * old_nbytes):
             raise ConflictError(
-                f"{old.place.ref}: its chunks share bytes, and would take {kept:.3g} bytes each by"
-                f" itself instead of {old.place.byte_range.length}"
+                f"{old.place.ref}: its chunks share bytes, and would take {kept_nbytes:.3g} bytes"
+                f" each by itself instead of {old_nbytes}"
             )
-    nbytes[numbers] = [_ABSENT if each is None else each.nbytes for each in contents.values()]
+    nbytes[changed] = [_ABSENT if each is None else each.nbytes for each in contents.values()]
     return starts, nbytes
 
 

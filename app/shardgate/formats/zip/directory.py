@@ -128,11 +128,11 @@ class CentralDirectory:
 class EndRecord(NamedTuple):
     """The records at the end of an archive."""
 
-    start: int
-    """Offset of the directory."""
+    directory_start: int
+    """Offset of the directory in the archive."""
     directory_nbytes: int
     entry_count: int
-    from_end: int
+    directory_from_end: int
     """Bytes of the object from the beginning of the directory on."""
     directory: CentralDirectory | None = None
     """The directory, if it was read along."""
@@ -153,7 +153,7 @@ def decode_tail(tail: bytes, limit_nbytes: int) -> Marked[EndRecord]:
     if (nbytes := end.directory_nbytes) > limit_nbytes:
         reason = f"its central directory has {nbytes} bytes, over {limit_nbytes}"
         raise DecodeError(f"{reason}: {_SETTING}")
-    if (start := len(tail) - end.from_end) < 0:
+    if (start := len(tail) - end.directory_from_end) < 0:
         return Marked(end)
     try:
         directory = decode_directory(tail[start : start + nbytes], end)
@@ -166,8 +166,12 @@ def unwrap(end: EndRecord, start: int) -> EndRecord:
     """Return *end* for a directory that begins at *start* bytes, if the offsets of its archive are
     narrow and began again at 0.
     """
-    is_wrapped = end.is_narrow and start > end.start and (start - end.start) % _NARROW == 0
-    return end._replace(start=start) if is_wrapped else end
+    is_wrapped = (
+        end.is_narrow
+        and start > end.directory_start
+        and (start - end.directory_start) % _NARROW == 0
+    )
+    return end._replace(directory_start=start) if is_wrapped else end
 
 
 def parse_end(tail: bytes) -> EndRecord | None:
@@ -345,13 +349,13 @@ def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
 
 def _find_stops(rows: NDArray[Any], end: EndRecord) -> None:
     """Set where the next entry, or the directory, begins; refuse entries that overlap."""
-    if end.is_narrow and end.start >= _NARROW:  # offsets began again at 0
+    if end.is_narrow and end.directory_start >= _NARROW:  # offsets began again at 0
         needed = rows["start"] + rows["nbytes"] + LOCAL_HEADER.size
         is_lower = rows["start"][1:] < needed[:-1]
         rows["start"][1:] += np.uint64(_NARROW) * np.cumsum(is_lower, dtype=np.uint64)
     order = np.argsort(rows["start"], kind="stable")
     starts = rows["start"][order]
-    stops = np.append(starts[1:], np.array([end.start], np.uint64))
+    stops = np.append(starts[1:], np.array([end.directory_start], np.uint64))
     room = stops - starts
     header = LOCAL_HEADER.size + rows["name_nbytes"][order].astype(np.uint64)
     is_bad = (stops < starts) | (room < header) | (rows["nbytes"][order] > room - header)

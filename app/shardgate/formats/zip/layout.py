@@ -63,15 +63,15 @@ class Zip:
             return None
         if (end := found.value.spec) is None:
             raise found.value.refusal(ref, "no zip archive")
-        end = unwrap(end, found.size - end.from_end)
+        end = unwrap(end, found.size - end.directory_from_end)
         # Other data may stand before the archive, such as a program that extracts it.
-        shift = found.size - end.from_end - end.start
+        shift = found.size - end.directory_from_end - end.directory_start
         if shift < 0:
             reason = f"its end record places the central directory {-shift} bytes too far behind"
             raise DamagedError(ref, reason)
         table: CentralDirectory | Read[CentralDirectory] | None = end.directory
         if table is None:
-            start = shift + end.start
+            start = shift + end.directory_start
             place = ByteRange(start, start + end.directory_nbytes)
             decode_rest = BoundDecoder(decode_directory, (end,))
             table = Read("zip-directory", ref, place, decode_rest, found.etag, memory_nbytes)

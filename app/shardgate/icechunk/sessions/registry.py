@@ -163,13 +163,14 @@ class Sessions:
         return cast("SessionStore | None", self._stores.get(root.bucket))
 
     def keep(self, store: SessionStore) -> None:
-        """Make *store* the most recently used one; a new one has all others weighed again, since
-        sessions grow.
-        """
+        """Make *store* the most recently used one."""
         is_new = store.root.bucket not in self._stores
         self._stores[store.root.bucket] = store
-        for each in [*self._recent.values(), store] if is_new else [store]:
-            self._recent.put(each.root.bucket, each)
+        if is_new:
+            # Sessions grow: those that are cached are weighed again, in the same order.
+            for each in self._recent.values():
+                self._recent.put(each.root.bucket, each)
+        self._recent.put(store.root.bucket, store)
 
     async def route[D: Dataset](self, dataset: D, key: VirtualKey) -> tuple[D, VirtualKey]:
         """Return the session that *key* names as a dataset, and the key within it.

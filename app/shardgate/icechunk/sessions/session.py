@@ -280,7 +280,8 @@ class Session:
         replaced = await self.find_replaced(view, address, expected)
         if isinstance(replaced, Conflict):
             return replaced
-        if replaced.entity is None and isinstance(replaced.entry, str):  # it is deleted already
+        has_entry = isinstance(replaced.entry, str)
+        if replaced.entity is None and has_entry:  # the entry says that it is deleted
             return None
         # A chunk of a new array needs no entry: absence is its state without one.
         if expected is not None or view.is_in_parent(address.node):

@@ -1,7 +1,9 @@
-"""What a read of a store costs, by which gaps between chunks are worth reading."""
+"""Bytes near chunks: what it costs to read them along, and those that were read."""
 
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
+
+from shardgate.model import ByteRange
 
 _ALWAYS_NBYTES: Final = 4 * 1024
 """Gaps that are read whatever a request costs."""
@@ -36,3 +38,19 @@ class StoreCost:
         elif seconds > self.latency_s:
             self.rate += (nbytes / (seconds - self.latency_s) - self.rate) / 8
         self.gap_nbytes = max(_ALWAYS_NBYTES, int(self.latency_s * self.rate))
+
+
+class RecentRead(NamedTuple):
+    """A read of a part of an object."""
+
+    size: int
+    """Of the object."""
+    start: int = 0
+    data: bytes = b""
+    """Read at *start*; nothing if only a chunk was read, which is cached itself."""
+
+    def cut(self, wanted: ByteRange) -> bytes | None:
+        """Return the bytes *wanted* if all of them were read."""
+        first = wanted.start - self.start
+        last = wanted.stop - self.start
+        return self.data[first:last] if first >= 0 and last <= len(self.data) else None

@@ -210,22 +210,6 @@ async def test_failure_is_not_cached() -> None:
     assert case.reader.cached(case.chunk(0, 0)) is None
 
 
-async def test_lone_chunk_is_read_in_the_task_of_its_caller() -> None:
-    """A chunk that no other is near is read without a further task."""
-    tasks = []
-
-    class Store(WatchedStore):
-        async def get(self, *args: Any, **options: Any) -> Found | NotModified | None:
-            tasks.append(asyncio.current_task())
-            return await super().get(*args, **options)
-
-    case = _Case(Store())
-    caller = asyncio.create_task(case.reader.read(case.chunk(10, 20)))
-
-    assert await caller == _DATA[10:20]
-    assert tasks == [caller]
-
-
 @pytest.mark.parametrize("turns", range(1, 12))
 async def test_read_of_a_caller_that_leaves_is_handed_over(turns: int) -> None:
     """Whenever the first caller of a chunk leaves, the second gets its bytes."""

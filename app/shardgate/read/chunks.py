@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from sys import maxsize
-from typing import Final, cast
+from typing import Any, Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import (
@@ -38,50 +38,67 @@ type _ObjectVersion = tuple[ObjectRef, Version]
 class _PendingChunk:
     """A chunk that callers wait for; it is in a window first, and then in a `_SpanRead`."""
 
-    __slots__ = ("chunk", "is_kept", "near", "read", "waiters")
+    __slots__ = ("chunk", "is_kept", "near", "waiters")
 
     def __init__(self, chunk: Stored, near: RecentRead | None) -> None:
         self.chunk = chunk
         self.near = near
         """Earlier read of the same block, if there was one."""
-        self.waiters: list[asyncio.Future[bytes | None]] = []
-        """Each gets the bytes, or `None`: its caller has to perform *read*."""
-        self.read: _SpanRead | None = None
-        """The read of this chunk alone, while it is left to the callers."""
+        self.waiters: list[asyncio.Future[bytes]] = []
         self.is_kept = False
         """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
-    def wake(self, outcome: "bytes | BaseException") -> None:
+    def deliver(self, data: bytes) -> None:
         for waiter in self.waiters:
-            if waiter.done():
-                continue
-            if isinstance(outcome, bytes):
-                waiter.set_result(outcome)
-            elif isinstance(outcome, asyncio.CancelledError):
-                waiter.cancel()
-            else:
-                waiter.set_exception(outcome)
+            if not waiter.done():
+                waiter.set_result(data)
+
+    def fail(self, failure: BaseException) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(failure)
+
+    def cancel(self) -> None:
+        for waiter in self.waiters:
+            waiter.cancel()
 
 
 class _SpanRead:
-    """A read under way: in a task of its own, or in that of a caller if no other is near."""
-
     __slots__ = ("chunks", "overfetched_nbytes", "source", "task")
 
-    def __init__(self, source: Stored, chunks: list[_PendingChunk]) -> None:
+    def __init__(
+        self,
+        source: Stored,
+        overfetched_nbytes: int,
+        chunks: list[_PendingChunk],
+        call: Coroutine[Any, Any, Found],
+    ) -> None:
         self.source = source
-        self.chunks = chunks
-        """By range."""
-        self.overfetched_nbytes = 0
+        self.overfetched_nbytes = overfetched_nbytes
         """Bytes around the chunks, and in gaps between them."""
-        self.task: asyncio.Task[Found] | None = None
+        self.chunks = chunks
+        self.task = asyncio.create_task(call)
 
     def covers(self, wanted: ByteRange) -> bool:
-        """Return whether this read will bring the bytes *wanted* too, unless it fails."""
+        """Return whether this read will bring the bytes *wanted*, unless it fails."""
         first, last = self.source.byte_range
-        if self.task is None or self.task.cancelling():
-            return False
-        return first <= wanted.start and wanted.stop <= last
+        return first <= wanted.start and wanted.stop <= last and not self.task.cancelling()
+
+
+class _PlannedRead(NamedTuple):
+    span: ByteRange
+    chunks: list[_PendingChunk]
+    """By range."""
+
+    @property
+    def overfetched_nbytes(self) -> int:
+        """Bytes of the span that are in none of the chunks."""
+        nbytes = 0
+        reached = self.span.start
+        for start, stop in (each.chunk.byte_range for each in self.chunks):
+            nbytes += max(0, start - reached)
+            reached = max(reached, stop)
+        return nbytes
 
 
 class ChunkReader:
@@ -89,8 +106,7 @@ class ChunkReader:
 
     Concurrent requests for a chunk share one read. When a caller is cancelled, the others keep
     waiting; when all callers of a span are cancelled, its read is cancelled; when the read fails,
-    all callers get the error and the next caller starts anew. A chunk that is alone is read in the
-    task of its caller; if that is cancelled, the next caller reads it.
+    all callers get the error and the next caller starts anew.
 
     The chunks of one object version that are requested at the same time form a window. A few turns
     of the event loop (20 µs) collect the requests that have arrived already. Only if some of these
@@ -150,7 +166,7 @@ class ChunkReader:
         pending = self._pending.get(chunk)
         if pending is None:
             near = self._recent.get(((chunk.ref, chunk.version), start // _BLOCK_NBYTES))
-            if near is not None and near.data and (data := near.cut(chunk.byte_range)) is not None:
+            if near is not None and (data := near.cut(chunk.byte_range)) is not None:
                 self.counters.hits += 1
                 self.counters.merged += 1
                 if keep:
@@ -161,31 +177,23 @@ class ChunkReader:
         else:
             self.counters.joins += 1
         pending.is_kept |= keep
-        waiter: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         pending.waiters.append(waiter)
         try:
-            outcome = await waiter
-            read = cast("_SpanRead", pending.read)  # which it is where there are no bytes
-            return await self._perform(read) if outcome is None else outcome
+            return await waiter
         except asyncio.CancelledError:
+            if not waiter.cancelled():  # the read ended in the same turn of the loop
+                waiter.exception()  # else asyncio logs that it was never retrieved
             pending.waiters.remove(waiter)
-            self._leave(pending, waiter)
+            if not pending.waiters and self._pending.get(chunk) is pending:
+                self._abandon(pending)
             raise
-
-    def _leave(self, pending: _PendingChunk, waiter: asyncio.Future[bytes | None]) -> None:
-        """Leave what the caller of *waiter* was to do to another one, or give it up."""
-        # Its caller may be reading, or have been cancelled in the turn that asked it to read.
-        is_reading = not (waiter.cancelled() or waiter.exception()) and waiter.result() is None
-        if is_reading and pending.read is not None:
-            self._hand_over(pending.read)
-        elif not pending.waiters and self._pending.get(pending.chunk) is pending:
-            self._abandon(pending)
 
     def _find_read(self, pending: _PendingChunk) -> None:
         """Join a read under way that brings the bytes of *pending* too, or enter a window."""
         version = (pending.chunk.ref, pending.chunk.version)
         for read in self._reads.get(version, ()):
-            if read.covers(pending.chunk.byte_range):
+            if read.overfetched_nbytes and read.covers(pending.chunk.byte_range):
                 self.counters.joins += 1
                 self.counters.merged += 1
                 read.chunks.append(pending)
@@ -207,11 +215,7 @@ class ChunkReader:
             asyncio.get_running_loop().call_later(_WINDOW_S, self._start_reads, version)
             return
         for pending in self._windows.pop(version):
-            read = self._begin(_SpanRead(pending.chunk, [pending]))
-            if is_alone and not read.overfetched_nbytes:
-                self._hand_over(read)
-            else:
-                self._start(read)
+            self._start(version, pending.chunk.byte_range, 0, [pending])
 
     def _has_neighbours(self, version: _ObjectVersion) -> bool:
         wanted = {each.chunk.byte_range for each in self._windows[version]}
@@ -228,51 +232,45 @@ class ChunkReader:
 
     def _start_reads(self, version: _ObjectVersion) -> None:
         chunks = self._windows.pop(version)
-        reads = self._split(version, chunks, self._gap_bytes(version))
+        reads = self._split(chunks, self._gap_bytes(version))
         overfetched_nbytes = sum(each.overfetched_nbytes for each in reads)
         if overfetched_nbytes and not self._budgets[version[0].bucket].take(overfetched_nbytes):
-            reads = self._split(version, chunks, 0)
+            reads = self._split(chunks, 0)
         self.counters.merged += len(chunks) - len(reads)
         for each in reads:
-            self._start(self._begin(each))
+            self._start(version, each.span, each.overfetched_nbytes, each.chunks)
 
-    def _split(
-        self, version: _ObjectVersion, chunks: Sequence[_PendingChunk], max_gap_bytes: int
-    ) -> list[_SpanRead]:
+    def _split(self, chunks: Sequence[_PendingChunk], max_gap_bytes: int) -> list[_PlannedRead]:
         """Divide *chunks* into reads, each chunk in one of them."""
-        ref, etag = version
         ranges = sorted({each.chunk.byte_range for each in chunks})
         spans = coalesce(ranges, max_gap_nbytes=max_gap_bytes, max_span_nbytes=self._max_span_bytes)
-        reads = [_SpanRead(Stored(ref, span, etag), []) for span in spans]
+        reads = [_PlannedRead(span, []) for span in spans]
         at = 0
         for pending in sorted(chunks, key=lambda each: each.chunk.byte_range):
-            while spans[at].stop < pending.chunk.byte_range.stop:
+            while reads[at].span.stop < pending.chunk.byte_range.stop:
                 at += 1
             reads[at].chunks.append(pending)
-        for read in reads:
-            reached = read.source.byte_range.start
-            for start, stop in (each.chunk.byte_range for each in read.chunks):
-                read.overfetched_nbytes += max(0, start - reached)
-                reached = max(reached, stop)
         return reads
 
-    def _begin(self, read: _SpanRead) -> _SpanRead:
-        """Enter *read*, of more around its chunks if that is cheap, among those under way."""
-        ref, span, etag = read.source
-        if (near := read.chunks[0].near) is not None:
+    def _start(
+        self,
+        version: _ObjectVersion,
+        span: ByteRange,
+        overfetched_nbytes: int,
+        chunks: list[_PendingChunk],
+    ) -> None:
+        ref, etag = version
+        if (near := chunks[0].near) is not None:
             wide = self._widen(ref, span, near.size)
             if wide is not span and self._budgets[ref.bucket].take(wide.length - span.length):
-                read.overfetched_nbytes += wide.length - span.length
-                read.source = Stored(ref, wide, etag)
-        self._costs[ref.bucket].overfetched_nbytes += read.overfetched_nbytes
-        self.counters.overfetched_nbytes += read.overfetched_nbytes
-        self._reads[ref, etag].append(read)
-        return read
-
-    def _start(self, read: _SpanRead) -> None:
-        """Perform *read* in a task, which goes on for the other callers when one leaves."""
-        read.task = asyncio.create_task(self._get(read.source))
-        read.task.add_done_callback(partial(self._finish, read))
+                overfetched_nbytes += wide.length - span.length
+                span = wide
+        self._costs[ref.bucket].overfetched_nbytes += overfetched_nbytes
+        source = Stored(ref, span, etag)
+        read = _SpanRead(source, overfetched_nbytes, chunks, self._get(source))
+        read.task.add_done_callback(partial(self._end, version, read))
+        self.counters.overfetched_nbytes += overfetched_nbytes
+        self._reads[version].append(read)
 
     def _widen(self, ref: ObjectRef, span: ByteRange, size: int) -> ByteRange:
         """Extend *span* within *size* bytes, if two chunks as long fit in on each side."""
@@ -285,80 +283,47 @@ class ChunkReader:
             return span
         return ByteRange(max(0, start - nbytes), max(stop, min(size, stop + nbytes)))
 
-    def _hand_over(self, read: _SpanRead) -> None:
-        """Have one caller perform the *read* of a single chunk; without callers it ends."""
-        read.chunks[0].read = read
-        for waiter in read.chunks[0].waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._end(read)
-
-    async def _perform(self, read: _SpanRead) -> bytes:
-        """Perform the *read* of a single chunk for all its callers, in the task of one; if that
-        leaves, `_leave` hands it over.
-        """
-        try:
-            found = await self._get(read.source)
-        except Exception as failure:
-            self._end(read)
-            read.chunks[0].wake(failure)
-            raise
-        self._end(read)
-        self._deliver(read, found)
-        ref, byte_range, version = read.source
-        if len(found.data) < byte_range.stop - byte_range.start:
-            raise lost(ref, version)
-        return found.data
-
-    def _finish(self, read: _SpanRead, task: asyncio.Task[Found]) -> None:
-        self._end(read)
-        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if failure is None:
-            self._deliver(read, task.result())
-            return
-        for pending in read.chunks:
-            pending.wake(failure)
-
-    def _deliver(self, read: _SpanRead, found: Found) -> None:
-        """Wake the callers with the bytes of their chunks, and cache those."""
-        first = read.source.byte_range.start
-        for pending in read.chunks:
-            ref, (start, stop), version = pending.chunk
-            data = found.data[start - first : stop - first]
-            if len(data) != stop - start:
-                pending.wake(lost(ref, version))
-                continue
-            pending.wake(data)
-            if pending.is_kept:
-                self.cache.put(pending.chunk, data)
-        is_first_nearby = read.chunks[0].near is None
-        if self._max_around_bytes and (read.overfetched_nbytes or is_first_nearby):
-            self._remember(read, found)
-
-    def _end(self, read: _SpanRead) -> None:
-        ref, _, etag = read.source
+    def _end(self, version: _ObjectVersion, read: _SpanRead, task: asyncio.Task[Found]) -> None:
         if read.overfetched_nbytes:
-            self._budgets[ref.bucket].release(read.overfetched_nbytes)
-            self._costs[ref.bucket].overfetched_nbytes -= read.overfetched_nbytes
-        reads = self._reads[ref, etag]
-        reads.remove(read)
-        if not reads:
-            del self._reads[ref, etag]
+            bucket = read.source.ref.bucket
+            self._budgets[bucket].release(read.overfetched_nbytes)
+            self._costs[bucket].overfetched_nbytes -= read.overfetched_nbytes
+        self._reads[version].remove(read)
+        if not self._reads[version]:
+            del self._reads[version]
+        failure = None if task.cancelled() else task.exception()
         for pending in read.chunks:
-            pending.read = None  # they would be a cycle
             if self._pending.get(pending.chunk) is pending:
                 del self._pending[pending.chunk]
+            if task.cancelled():
+                pending.cancel()
+            elif failure is not None:
+                pending.fail(failure)
+            else:
+                self._deliver(pending, read, task.result().data)
+        if not task.cancelled() and failure is None and self._max_around_bytes:
+            self._remember(version, read, task.result())
 
-    def _remember(self, read: _SpanRead, found: Found) -> None:
+    def _deliver(self, pending: _PendingChunk, read: _SpanRead, data: bytes) -> None:
+        """Cut the bytes of a chunk out of those that *read* brought."""
+        ref, (start, stop), version = pending.chunk
+        first = read.source.byte_range.start
+        cut = data[start - first : stop - first]
+        if len(cut) != stop - start:
+            pending.fail(lost(ref, version))
+            return
+        pending.deliver(cut)
+        if pending.is_kept:
+            self.cache.put(pending.chunk, cut)
+
+    def _remember(self, version: _ObjectVersion, read: _SpanRead, found: Found) -> None:
         """Keep what *read* brought around chunks, or note that it was in this block."""
-        version = (read.source.ref, read.source.version)
         start, stop = read.source.byte_range
         first = start // _BLOCK_NBYTES
         if read.overfetched_nbytes:
             for block in range(first, -(-stop // _BLOCK_NBYTES)):
                 self._recent.put((version, block), RecentRead(found.size, start, found.data))
-        elif stop - start < found.size:
+        elif read.chunks[0].near is None and stop - start < found.size:
             self._recent.put((version, first), RecentRead(found.size))
 
     def _abandon(self, pending: _PendingChunk) -> None:
@@ -369,9 +334,7 @@ class ChunkReader:
         if pending in window:
             window.remove(pending)
         for read in self._reads.get(version, ()):
-            if pending not in read.chunks or any(each.waiters for each in read.chunks):
-                continue
-            if read.task is not None:
+            if pending in read.chunks and not any(each.waiters for each in read.chunks):
                 read.task.cancel()
 
     async def _get(self, span: Stored) -> Found:

@@ -21,7 +21,7 @@ AHEAD_S: Final = "AHEAD_S"
 """Tells a command how far its clock is ahead."""
 JUMPS_S: Final = "JUMPS_S"
 """Tells a command where its clock jumps with each `SIGUSR1`, by turns."""
-_DEADLINE_S: Final = 60
+_DEADLINE_S: Final = 180
 _FORKING: Final = """
 import atexit, gc, json, os, signal, socket, sys, time
 from contextlib import suppress

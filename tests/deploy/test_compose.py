@@ -23,7 +23,7 @@ from tests.support.processes import environ, free_ports, listens
 from tests.support.seaweedfs import own_ports, remove_sockets
 
 FILE: Final = ROOT / "docker-compose.yml"
-_LONGEST_S: Final = 60.0
+_LONGEST_S: Final = 180.0
 _FOLDERS: Final = ("data", "certificates", "tmp", "etc/shardgate")
 
 
@@ -185,7 +185,7 @@ def curl(composed: Composed, path: str, *options: str) -> subprocess.CompletedPr
     """Request *path* as a user does who has copied the certificate."""
     url = f"https://localhost:{composed.ports['balancer']}{path}"
     command = [need("curl"), "-sS", "--cacert", str(composed.ca_file), *options, url]
-    return subprocess.run(command, check=True, capture_output=True, timeout=30)
+    return subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 def test_chunk_is_served_over_tls_and_http_2(composed: Composed) -> None:

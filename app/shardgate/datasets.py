@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -14,6 +15,7 @@ from shardgate.configuration import RootOptions, load
 from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
+from shardgate.formats.foreign import BEGIN_NBYTES, FILE_SUFFIXES, ForeignFile, explain_file
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.kerchunk.layout import Kerchunk
 from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_SUFFIXES, MemberFormat
@@ -34,7 +36,11 @@ from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
-_SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXES}
+_SUFFIXES: Final = {
+    "auto": (*ARCHIVE_SUFFIXES, *FILE_SUFFIXES),
+    "zip": (),
+    "kerchunk": SET_SUFFIXES,
+}
 """Ends of the names of roots that may be one object, by format; with `zip` any may."""
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
@@ -83,6 +89,7 @@ def session_formats(limits: LimitSettings) -> list[Format]:
 def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRef:
     """Open the root of the dataset *dataset_name*."""
     dataset = settings.datasets[dataset_name]
+    _check_local(dataset.url)
     store = settings.stores[dataset.store] if dataset.store else None
     return stores.open_root(
         dataset.url,
@@ -92,6 +99,15 @@ def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRe
         follow_links=dataset.follow_links,
         may_be_object=_may_be_object(dataset),
     )
+
+
+def _check_local(url: str) -> None:
+    """Raise `ConfigurationError` if *url* is a local file that only a reference set can serve."""
+    if not url.startswith("file://"):
+        return
+    with suppress(OSError), Path(os.fsdecode(folder_of(parse_root(url).bucket))).open("rb") as file:
+        if reason := explain_file(file.read(BEGIN_NBYTES)):
+            raise ConfigurationError(f"{url}: is {reason}")
 
 
 def _may_be_object(dataset: DatasetSettings) -> bool:
@@ -179,7 +195,10 @@ def open_containers(
     archives: tuple[MemberFormat, ...] = ()
     if dataset.format in ("auto", "zip"):
         most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-        archives = (Zip(most_nbytes, limits.decoded_bytes, own),)
+        is_foreign = dataset.format == "auto" and own and own.key.lower().endswith(FILE_SUFFIXES)
+        archives = (Zip(most_nbytes, limits.decoded_bytes, None if is_foreign else own),)
+        if own and is_foreign:
+            archives = (ForeignFile(own), *archives)
     elif dataset.format == "kerchunk":
         most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
         archives = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)

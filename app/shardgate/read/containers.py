@@ -115,6 +115,14 @@ class Containers:
     """Called with each directory that none of `archives` opens."""
 
     @property
+    def zarr2_limit_bytes(self) -> int:
+        """Most bytes of a document of Zarr v2; 0 if its arrays are not looked for."""
+        for each in self.formats:
+            if isinstance(each, DocumentFormat) and each.name == "zarr":
+                return each.limit_bytes
+        return 0
+
+    @property
     def marker_names(self) -> Sequence[str]:
         """The names of the objects that mark containers of `formats`."""
         nowhere = ObjectRef("", "")

@@ -1,7 +1,7 @@
 """Walk the containers and keys below a root, and list keys in pages."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,13 @@ from shardgate.formats.listing import (
 from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
+from shardgate.formats.zarr.v2 import (
+    ARRAY,
+    CONSOLIDATED,
+    Zarr2Array,
+    find_consolidated,
+    find_unlisted,
+)
 from shardgate.model import (
     MISSING,
     Coded,
@@ -119,8 +126,14 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
         is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
         layout = None if isinstance(found, Exception) else found
         if layout is None or not layout.encloses(VirtualKey("")):
-            names = await _directories(root, path, layout, is_needed=not path and not is_doubtful)
-            paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
+            is_needed = not path and not is_doubtful
+            names, arrays = await _directories(root, path, layout, is_needed=is_needed)
+            for below, array in arrays.items():
+                listing = partial(list_names, root, array.directory)
+                yield OpenedContainer(join_path(path, below), array, listing)
+            known = {below.partition("/")[0] for below in arrays}
+            new = [name for name in reversed(names) if name not in known]
+            paths += [(join_path(path, name), is_doubtful) for name in new]
 
 
 async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:
@@ -146,7 +159,10 @@ async def explain_emptiness(root: Root) -> str:
                 return ""
     except StorageUnusableError as error:
         below = f"and not in folders below ({error.reason})"
-    return f"{root.ref}: no container found: looked there {below} for {root.containers.markers}"
+    markers = root.containers.markers
+    if root.containers.zarr2_limit_bytes:
+        markers = f"{markers}, {ARRAY}"
+    return f"{root.ref}: no container found: looked there {below} for {markers}"
 
 
 async def find_collections(root: Root) -> AsyncGenerator[Visited]:
@@ -186,33 +202,45 @@ async def list_names(
 
 async def _directories(
     root: Root, path: str, layout: Layout | None, *, is_needed: bool
-) -> Sequence[str]:
-    """Return the directories right below *path*, or the containers that its metadata name. A
-    listing *is_needed* unless something is known already.
+) -> tuple[Sequence[str], Mapping[str, Zarr2Array]]:
+    """Return the directories right below *path*, or the containers that its metadata name, and the
+    arrays of Zarr v2 at and below it that its own documents tell.
+
+    A listing *is_needed* unless something is known already.
     """
     directory = root.ref.join(path).prefix
     containers = root.containers
     markers = {directory.join(name) for name in containers.marker_names}
+    limit_bytes = containers.zarr2_limit_bytes if layout is None else 0
     names: list[str] = []
+    arrays: Mapping[str, Zarr2Array] = {}
     try:
         with suppress(DamagedError):  # of a set, which tells it with its collections
             async for listed in root.list(directory, delimiter="/"):
+                name = listed.ref.key.removeprefix(directory.key).rstrip("/")
+                if limit_bytes and name == ARRAY:  # its chunks follow, which may be very many
+                    return (), {"": Zarr2Array(directory, limit_bytes)}
+                if limit_bytes and name == CONSOLIDATED:
+                    arrays = await find_consolidated(directory, root.fetch, limit_bytes)
                 is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
                 if listed.size is None or is_archive:
-                    names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
+                    names.append(name)
     except StorageUnusableError:
-        if layout is None and not is_needed:
-            return ()
+        if limit_bytes:
+            arrays = await find_unlisted(directory, root.fetch, limit_bytes)
+        if arrays or (layout is None and not is_needed):
+            return (), arrays
         below = None if layout is None else await run_in_thread(layout.names_below)
         if below is None:
             raise
         names = [*below]
-    return [
+    sound = [
         name
         for name in names
         if {"", ".", ".."}.isdisjoint(name.split("/"))  # no key has such parts
         and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
     ]
+    return sound, arrays
 
 
 class FoundKey(NamedTuple):

@@ -15,6 +15,15 @@ _DRAWN: Final = frozenset(
     {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
 )
 """Data types that Neuroglancer draws."""
+_PICTURED: Final = _DRAWN | {"bool", "int64", "float16", "float64", "complex64", "complex128"}
+"""Data types of Zarr v2 that previews are made of."""
+_PLAIN: Final = frozenset({"bytes", "transpose", "blosc", "gzip", "zlib", "zstd"})
+"""Codecs of arrays of Zarr v2 that Neuroglancer and TensorStore read; they read no filters."""
+_DECODED: Final = _PLAIN | {
+    "adler32", "astype", "bitround", "bz2", "crc32", "delta", "fixedscaleoffset", "fletcher32",
+    "lz4", "lzma", "quantize", "shuffle",
+}  # fmt: skip
+"""Codecs of numcodecs that previews decode: none of them makes objects of Python."""
 _PREFIXES: Final = {
     "": 1.0, "yotta": 1e24, "zetta": 1e21, "exa": 1e18, "peta": 1e15, "tera": 1e12, "giga": 1e9,
     "mega": 1e6, "kilo": 1e3, "hecto": 1e2, "deca": 1e1, "deci": 1e-1, "centi": 1e-2,
@@ -104,7 +113,8 @@ class ArrayView(Description):
     @property
     def driver(self) -> str:
         """TensorStore's name of the format in which it is served."""
-        return "neuroglancer_precomputed" if self.format == "precomputed" else "zarr3"
+        named = {"precomputed": "neuroglancer_precomputed", "zarr2": "zarr2"}
+        return named.get(self.format, "zarr3")
 
     @property
     def has_unequal_chunks(self) -> bool:
@@ -114,7 +124,29 @@ class ArrayView(Description):
     @property
     def is_drawn(self) -> bool:
         """Return whether Neuroglancer draws it."""
-        return bool(self.axes) and not self.has_unequal_chunks and self.data_type in _DRAWN
+        is_read = self.is_plain and not self.has_unequal_chunks
+        return bool(self.axes) and is_read and self.data_type in _DRAWN
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether Neuroglancer and TensorStore know its codecs, as far as v2 has others."""
+        if self.format != "zarr2":
+            return True
+        filters = set(self.codecs[: self.codecs.index("bytes")]) - {"transpose"}
+        return not filters and _PLAIN.issuperset(self.codecs)
+
+    @property
+    def is_pictured(self) -> bool:
+        """Return whether its metadata allow a preview."""
+        return not self.has_unequal_chunks and not self.why_not_pictured
+
+    @property
+    def why_not_pictured(self) -> str:
+        """Return why there is no preview, where its types of values and codecs tell."""
+        if self.data_type not in _PICTURED:
+            return f"{self.data_type} is no type of numbers that is drawn"
+        unknown = [name for name in self.codecs if name not in _DECODED]
+        return f"{unknown[0]} is not decoded" if self.format == "zarr2" and unknown else ""
 
 
 NO_ARRAY: Final = ArrayView("", "", "")  # stands for the array of a node that is none

@@ -25,6 +25,7 @@ from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zarr.v2 import Zarr2
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
@@ -202,7 +203,9 @@ def open_containers(
     elif dataset.format == "kerchunk":
         most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
         archives = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
-    return Containers(formats, dataset.format, archives, check_absence if own else None)
+    has_zarr = not is_named or dataset.format == "zarr"
+    walked = Zarr2(limits.metadata_bytes) if has_zarr else None
+    return Containers(formats, dataset.format, archives, check_absence if own else None, walked)
 
 
 def exposures(settings: Settings) -> Iterator[str]:

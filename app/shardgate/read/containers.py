@@ -14,6 +14,7 @@ from shardgate.formats.contract import (
     Stray,
     Target,
     Translator,
+    WalkedFormat,
 )
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
@@ -113,14 +114,8 @@ class Containers:
     """The formats of containers with members, among which those of `formats` are found too."""
     check_absence: CheckAbsence | None = None
     """Called with each directory that none of `archives` opens."""
-
-    @property
-    def zarr2_limit_bytes(self) -> int:
-        """Most bytes of a document of Zarr v2; 0 if its arrays are not looked for."""
-        for each in self.formats:
-            if isinstance(each, DocumentFormat) and each.name == "zarr":
-                return each.limit_bytes
-        return 0
+    walked: WalkedFormat | None = None
+    """The format of arrays that walks look for in directories that are no containers."""
 
     @property
     def marker_names(self) -> Sequence[str]:
@@ -147,7 +142,8 @@ class Containers:
         """The containers among members: no repositories, whose references lead to whole objects,
         and no archives.
         """
-        return Containers([fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)])
+        formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
+        return Containers(formats, walked=self.walked)
 
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None

@@ -30,7 +30,6 @@ from shardgate.formats.surveying import (
     Stateful,
     Survey,
 )
-from shardgate.formats.zarr.v2 import ATTRIBUTES, group_document
 from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
     MISSING,
@@ -47,16 +46,16 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.containers import Dataset
-from shardgate.read.listing import (
-    Root,
+from shardgate.read.listing import Root
+from shardgate.read.member_store import resolve, survey_shard
+from shardgate.read.resolver import Resolver
+from shardgate.read.walking import (
     Visited,
     collections_of,
     explain_emptiness,
     find_collections,
     find_containers,
 )
-from shardgate.read.member_store import resolve, survey_shard
-from shardgate.read.resolver import Resolver
 from shardgate.survey.arrays import ArrayView
 from shardgate.survey.images import read_ome
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
@@ -69,6 +68,7 @@ MAX_MEASURED: Final = 64  # shards whose indexes are added up
 MAX_REFS: Final = 8  # branches and tags of a repository in a summary
 _MAIN: Final = "@branch.main"
 _ROOT: Final = VirtualKey("")
+_ATTRIBUTES: Final = ".zattrs"  # of a group of Zarr v2
 _DOCUMENT_NBYTES: Final = 1024 * 1024
 
 
@@ -474,7 +474,7 @@ class _Summarizer:
         """Add the collection at *path* below the folder."""
         image = None
         view = ArrayView.of(found.description)
-        name = ATTRIBUTES if view.format == "zarr2" else "zarr.json"
+        name = _ATTRIBUTES if view.format == "zarr2" else "zarr.json"
         if node is not None and path and await self._is_image(node.rpartition("/")[0], name):
             image = node.rpartition("/")[0]
         each = CollectionSummary(path, container, node, image, view, found.shards)
@@ -496,7 +496,7 @@ class _Summarizer:
                 match place:
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
                         members = orjson.loads(data)
-                        if name == ATTRIBUTES:
-                            members = group_document(members)
+                        if name == _ATTRIBUTES:
+                            members = {"zarr_format": 2, "attributes": members}
                         self._images[group] = read_ome(members) is not None
         return self._images[group]

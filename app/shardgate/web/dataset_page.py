@@ -14,7 +14,6 @@ from shardgate.auth.access import ServedDataset
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import ShardgateError, StorageUnusableError, UnknownRepositoryError
 from shardgate.formats.listing import Name
-from shardgate.formats.zarr.v2 import CONSOLIDATED
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
 from shardgate.model import VirtualKey
 from shardgate.read.resolver import Resolver
@@ -39,6 +38,7 @@ from shardgate.web.viewer_state import is_viewable
 
 _HTML: Final = b"text/html; charset=utf-8"
 _VARY: Final = (b"vary", b"Accept")
+_CONSOLIDATED: Final = ".zmetadata"  # of a group of Zarr v2
 _MOST_ROWS: Final = 100
 _MOST_SNAPSHOTS: Final = 20
 _MOST_NAMES: Final = 1000  # keys that a page lists
@@ -130,7 +130,7 @@ class DatasetPages:
         """
         found = await self._look(dataset, folder)
         # Where the store cannot list, arrays of Zarr v2 are known from them alone.
-        found.has_consolidated = not names or any(name == CONSOLIDATED for name, _ in names)
+        found.has_consolidated = not names or any(name == _CONSOLIDATED for name, _ in names)
         has_viewer = viewer_folder() is not None
         address = address_reached_by(request)
         key = request.key or ""

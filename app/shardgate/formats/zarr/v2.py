@@ -5,7 +5,7 @@ pictures read their metadata.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,6 @@ from shardgate.formats.reading import (
     DecodedMetadata,
     DecodeError,
     Fetch,
-    Opaque,
     Read,
     RunInThread,
 )
@@ -45,8 +44,6 @@ _NUMBERS: Final = {
 """Data types of Zarr v3 by those of numpy, without the order of bytes."""
 _TEXTS: Final = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
 """Data types of Zarr v3 by the filter that encodes Python objects."""
-_OME: Final = ("multiscales", "omero", "image-label")
-"""Members of the attributes in OME-Zarr 0.4, which 0.5 has in ``ome``."""
 
 
 def array_document(stored: Json, attributes: Json = None) -> dict[str, Json]:
@@ -87,10 +84,7 @@ def array_document(stored: Json, attributes: Json = None) -> dict[str, Json]:
 
 def group_document(attributes: Json = None) -> dict[str, Json]:
     """Return the document of a group with these attributes."""
-    members: dict[str, Json] = dict(attributes) if isinstance(attributes, dict) else {}
-    match members.get("multiscales"):
-        case [{"version": "0.4"}, *_]:
-            members["ome"] = {name: members[name] for name in _OME if name in members}
+    members = attributes if isinstance(attributes, dict) else {}
     return {"zarr_format": 2, "node_type": "group", "attributes": members}
 
 
@@ -206,33 +200,30 @@ class Zarr2Array(StoredObjects):
         return (ChunkCollection(description, None),)
 
 
-async def find_consolidated(
-    directory: ObjectRef, fetch: Fetch, limit_bytes: int
-) -> dict[str, Zarr2Array]:
-    """Return the arrays in the consolidated metadata in *directory*, by their paths below it.
+@dataclass(frozen=True, slots=True)
+class Zarr2:
+    """Format of directories with a ``.zarray``, of at most *limit_bytes*."""
 
-    There are none in a catalog of kerchunk, which has the same name, and in damaged metadata: a
-    walk then finds each array by its own documents.
-    """
-    found = None
-    with suppress(DamagedError):
-        found = await fetch(_read(directory, CONSOLIDATED, limit_bytes))
-    match found and found.value.value:
-        case {"record_size": _}:
-            return {}
-        case {"metadata": dict(documents)}:
-            return dict(_arrays_in(directory, documents, limit_bytes))
-    return {}
+    limit_bytes: int
+    marker: str = ARRAY
+    catalog: str = CONSOLIDATED
 
+    def layout(self, directory: ObjectRef) -> Zarr2Array:
+        return Zarr2Array(directory, self.limit_bytes)
 
-async def find_unlisted(
-    directory: ObjectRef, fetch: Fetch, limit_bytes: int
-) -> dict[str, Zarr2Array]:
-    """Return the arrays at and below *directory*, in a store that cannot list."""
-    marker = Read("metadata", directory.join(ARRAY), ByteRange(0, 1), Opaque, is_marker=True)
-    if await fetch(marker) is not None:
-        return {"": Zarr2Array(directory, limit_bytes)}
-    return await find_consolidated(directory, fetch, limit_bytes)
+    async def read_catalog(self, directory: ObjectRef, fetch: Fetch) -> Mapping[str, Zarr2Array]:
+        """Return the arrays in consolidated metadata; none of a set of kerchunk in Parquet, whose
+        catalog has the same name, and whose keys only a reader of it knows.
+        """
+        found = None
+        with suppress(DamagedError):  # the walk finds each array by its own documents
+            found = await fetch(_read(directory, CONSOLIDATED, self.limit_bytes))
+        match found and found.value.value:
+            case {"record_size": _}:
+                return {}
+            case {"metadata": dict(documents)}:
+                return dict(_arrays_in(directory, documents, self.limit_bytes))
+        return {}
 
 
 def _arrays_in(

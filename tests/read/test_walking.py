@@ -1,14 +1,18 @@
 """Walks that find arrays of Zarr v2: by listings, by consolidated metadata, without a listing."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zarr
 from zarr.storage import MemoryStore as MemoryOfZarr
 
-from shardgate.datasets import open_containers
+from shardgate.configuration import RootOptions
+from shardgate.datasets import open_containers, with_root
 from shardgate.errors import DamagedError
+from shardgate.formats.surveying import LEFT_OUT, ChunkCollection
+from shardgate.read.listing import Root
 from shardgate.read.walking import explain_emptiness, find_collections
 from shardgate.settings import DatasetSettings, LimitSettings
 from shardgate.storage.contract import ObjectStore
@@ -87,6 +91,30 @@ async def test_catalog_of_a_reference_set_is_not_taken() -> None:
     store = filled({".zmetadata": json.dumps(document).encode(), "a/refs.0.parq": b""})
 
     assert await names_of(store) == {}
+
+
+async def test_damaged_catalog_hides_no_array() -> None:
+    """Consolidated metadata that are damaged, or truncated, hide none of the arrays."""
+    for data in (b"", b'{"metadata": {', b'{"metadata": []}', b"7"):
+        assert set(await names_of(filled(written() | {".zmetadata": data}))) == set(PATHS)
+
+
+async def test_array_of_a_refused_source_is_left_out(tmp_path: Path) -> None:
+    """An array of a set whose metadata lie where no reference may lead is left out, no other."""
+    refused = ["file:///elsewhere/zarray"]
+    references = {"a/.zarray": refused, "b/.zarray": written()["flat/.zarray"].decode()}
+    (tmp_path / "set.json").write_text(json.dumps(references))
+
+    async def find(root: Root) -> dict[str, ChunkCollection | DamagedError]:
+        return {path: each async for path, _, each in find_collections(root)}
+
+    found = await with_root(str(tmp_path / "set.json"), find, RootOptions())
+    left_out, sound = found["a"], found["b"]
+    assert isinstance(left_out, ChunkCollection)
+    assert left_out.description.kind == LEFT_OUT
+    assert "virtual_chunk_prefixes" in left_out.description.why_sharded
+    assert isinstance(sound, ChunkCollection)
+    assert sound.description.shape == (40, 40)
 
 
 async def test_damaged_array_is_reported() -> None:

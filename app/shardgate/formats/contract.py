@@ -258,6 +258,6 @@ class WalkedFormat(Protocol):
         """Return the layout of the array in *directory*, which has the marker."""
 
     async def read_catalog(self, directory: ObjectRef, fetch: Fetch) -> Mapping[str, Layout]:
-        """Return the arrays in the catalog in *directory*, by their paths below it; none if it has
-        no valid one.
+        """Return the arrays in the catalog in *directory*, by their paths below it; none without
+        one. Raises: `DamagedError`.
         """

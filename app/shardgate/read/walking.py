@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shardgate.concurrency import run_in_thread, yield_to_loop
 from shardgate.errors import DamagedError, OfflineError, StorageUnusableError
-from shardgate.formats.contract import Layout
+from shardgate.formats.contract import Layout, StoredObjects, WalkedFormat
 from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
@@ -107,16 +107,24 @@ async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visite
     if isinstance(layout, DamagedError):
         return [Visited(path, path, layout)]
     if isinstance(layout, Exception):
-        left_out = Description("", "", LEFT_OUT, why_sharded=str(layout))
-        return [Visited(path, path, ChunkCollection(left_out, None))]
+        return [_left_out(path, layout)]
     try:
         found = await layout.collections(root.fetch, listing, run_in_thread)
     except DamagedError as damage:
         return [Visited(path, path, damage)]
+    except UNREADABLE as error:
+        if not isinstance(layout, StoredObjects) or members_of(layout.directory) is None:
+            raise  # the store refuses, and not the source of one member
+        return [_left_out(path, error)]
     except OfflineError as offline:
         return [Visited(path, path, DamagedError(root.ref.join(path), str(offline)))]
     below = [each.description.path if isinstance(each, ChunkCollection) else "" for each in found]
     return [Visited(join_path(path, b), path, each) for b, each in zip(below, found, strict=True)]
+
+
+def _left_out(path: str, error: Exception) -> Visited:
+    description = Description("", "", LEFT_OUT, why_sharded=str(error))
+    return Visited(path, path, ChunkCollection(description, None))
 
 
 async def _directories(
@@ -140,7 +148,7 @@ async def _directories(
                 if walked and name == walked.marker:  # very many chunks may follow
                     return (), {"": walked.layout(directory)}
                 if walked and name == walked.catalog:
-                    arrays = await walked.read_catalog(directory, root.fetch)
+                    arrays = await _read_catalog(root, walked, directory)
                 is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
                 if listed.size is None or is_archive:
                     names.append(name)
@@ -149,7 +157,7 @@ async def _directories(
             marker = Read("metadata", directory.join(walked.marker), ByteRange(0, 1), Opaque)
             if await root.fetch(marker) is not None:
                 return (), {"": walked.layout(directory)}
-            arrays = await walked.read_catalog(directory, root.fetch)
+            arrays = await _read_catalog(root, walked, directory)
         if arrays or (layout is None and not is_needed):
             return (), arrays
         below = None if layout is None else await run_in_thread(layout.names_below)
@@ -163,3 +171,14 @@ async def _directories(
         and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
     ]
     return sound, arrays
+
+
+async def _read_catalog(
+    root: Root, walked: WalkedFormat, directory: ObjectRef
+) -> Mapping[str, Layout]:
+    """Return the arrays in a catalog; none if it cannot be read: then each array is found by its
+    own metadata.
+    """
+    with suppress(*UNREADABLE):
+        return await walked.read_catalog(directory, root.fetch)
+    return {}

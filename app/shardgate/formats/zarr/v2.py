@@ -6,7 +6,6 @@ pictures read their metadata.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -215,9 +214,7 @@ class Zarr2:
         """Return the arrays in consolidated metadata; none of a set of kerchunk in Parquet, whose
         catalog has the same name, and whose keys only a reader of it knows.
         """
-        found = None
-        with suppress(DamagedError):  # the walk finds each array by its own documents
-            found = await fetch(_read(directory, CONSOLIDATED, self.limit_bytes))
+        found = await fetch(_read(directory, CONSOLIDATED, self.limit_bytes))
         match found and found.value.value:
             case {"record_size": _}:
                 return {}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, Self
 
 from shardgate.formats.documents import Json
@@ -99,7 +99,8 @@ class ArrayView(Description):
         facts = {field.name: getattr(found, field.name) for field in fields(Description)}
         # Integers of these types are labels, where metadata do not say what they are.
         is_labels = found.data_type in ("uint32", "uint64")
-        return cls(**facts, axes=_axes_of(found), is_labels=is_labels)
+        view = cls(**facts, is_labels=is_labels)
+        return replace(view, axes=_axes_of(view))
 
     @classmethod
     def of_zarr(cls, document: dict[str, Json]) -> Self:
@@ -115,6 +116,12 @@ class ArrayView(Description):
         """TensorStore's name of the format in which it is served."""
         named = {"precomputed": "neuroglancer_precomputed", "zarr2": "zarr2"}
         return named.get(self.format, "zarr3")
+
+    @property
+    def own_names(self) -> list[str]:
+        """Names of its dimensions in Neuroglancer, which knows no image that it is a level of."""
+        prefix = "d" if self.format == "zarr2" else "dim_"
+        return unique_names(_names_of(self), prefix)
 
     @property
     def has_unequal_chunks(self) -> bool:
@@ -152,11 +159,11 @@ class ArrayView(Description):
 NO_ARRAY: Final = ArrayView("", "", "")  # stands for the array of a node that is none
 
 
-def unique_names(names: Sequence[str | None]) -> list[str]:
+def unique_names(names: Sequence[str | None], prefix: str = "dim_") -> list[str]:
     """Name dimensions as Neuroglancer does, which needs unique names."""
     unique: list[str] = []
     for number, name in enumerate(names):
-        wanted = name if name and len(name) <= MOST_LETTERS else f"dim_{number}"
+        wanted = name if name and len(name) <= MOST_LETTERS else f"{prefix}{number}"
         candidate = wanted
         count = 0
         while candidate in unique:
@@ -173,15 +180,19 @@ def kind_of(name: str) -> str:
     return "channel" if _CHANNEL.fullmatch(name) else "space"
 
 
-def _axes_of(found: Description) -> tuple[Axis, ...]:
-    shape = found.shape or ()
+def _names_of(found: Description) -> Sequence[str | None]:
+    count = len(found.shape or ())
+    names = found.dimension_names or ()
+    return names if len(names) == count else [None] * count
+
+
+def _axes_of(view: ArrayView) -> tuple[Axis, ...]:
+    shape = view.shape or ()
     if len(shape) > _MOST_AXES:
         return ()
-    names: Sequence[str | None] = found.dimension_names or ()
-    if len(names) != len(shape):
-        names = [None] * len(shape)
+    names = _names_of(view)
     kinds = [kind_of(name or "") for name in names]
     # Bytes of three along the last axis of an array without names are a colour.
-    if not any(names) and found.data_type == "uint8" and shape[2:] and shape[-1] == _RGB:
+    if not any(names) and view.data_type == "uint8" and shape[2:] and shape[-1] == _RGB:
         kinds[-1] = "channel"
-    return tuple(map(Axis, unique_names(names), kinds, shape))
+    return tuple(map(Axis, view.own_names, kinds, shape))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import zlib
 from collections.abc import Generator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -79,6 +80,22 @@ def write_arrays(folder: Path) -> None:
     (folder / "odd/codec/.zarray").write_text(json.dumps(unknown))
 
 
+def write_bombs(folder: Path) -> None:
+    """Write a chunk that inflates to a gigabyte, and one that a filter would take for objects."""
+    group = zarr.open_group(folder / "bombs", mode="w", zarr_format=2)
+    compressing = zlib.compressobj()
+    pieces = [compressing.compress(bytes(2**20)) for _ in range(1024)]
+    inflating = b"".join([*pieces, compressing.flush()])
+    for name, changed, data in (
+        ("inflating", {"compressor": {"id": "zlib"}}, inflating),
+        ("objects", {"filters": [{"id": "delta", "dtype": "|O"}]}, bytes(64)),
+    ):
+        group.create_array(name, shape=(8, 8), chunks=(8, 8), dtype="u1", compressors=None)
+        document = folder / f"bombs/{name}/.zarray"
+        document.write_text(json.dumps(json.loads(document.read_text()) | changed))
+        document.with_name("0.0").write_bytes(data)
+
+
 def write_sets(folder: Path) -> None:
     """Write a field in NetCDF, as HDF5, and reference sets of it in JSON and Parquet."""
     with h5py.File(folder / "field.nc", "w") as file:
@@ -106,6 +123,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     folder = tmp_path_factory.mktemp("zarr2")
     write_arrays(folder)
     write_sets(folder)
+    write_bombs(folder)
     prefixes = (VirtualPrefix(url=folder.as_uri()),)
     datasets = {
         name: DatasetSettings(
@@ -229,6 +247,15 @@ def test_undrawable_array_has_a_page_with_the_reason(
     assert properties(page)["Type"] == data_type
     assert reason in " ".join(page.texts("p[@class='hint']"))
     assert page.all("img") == []
+    assert preview.content == PLACEHOLDER.png
+
+
+@pytest.mark.parametrize("name", ["inflating", "objects"])
+def test_bomb_has_a_placeholder(client: httpx.Client, name: str) -> None:
+    """A chunk that inflates to a gigabyte, or to objects of Python, has no picture."""
+    preview = client.get("/api/datasets/files/preview.png", params={"path": f"bombs/{name}"})
+
+    assert preview.status_code == 200
     assert preview.content == PLACEHOLDER.png
 
 

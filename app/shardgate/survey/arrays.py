@@ -130,9 +130,9 @@ class ArrayView(Description):
 
     @property
     def is_drawn(self) -> bool:
-        """Return whether Neuroglancer draws it."""
+        """Return whether Neuroglancer draws it; a line, such as a coordinate, is not worth it."""
         is_read = self.is_plain and not self.has_unequal_chunks
-        return bool(self.axes) and is_read and self.data_type in _DRAWN
+        return len(self.axes) > 1 and is_read and self.data_type in _DRAWN
 
     @property
     def is_plain(self) -> bool:

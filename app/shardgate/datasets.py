@@ -37,11 +37,7 @@ from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
-_SUFFIXES: Final = {
-    "auto": (*ARCHIVE_SUFFIXES, *FILE_SUFFIXES),
-    "zip": (),
-    "kerchunk": SET_SUFFIXES,
-}
+_SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXES}
 """Ends of the names of roots that may be one object, by format; with `zip` any may."""
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
@@ -112,10 +108,16 @@ def _check_local(url: str) -> None:
 
 
 def _may_be_object(dataset: DatasetSettings) -> bool:
-    """Return whether the root may be one object: an archive or a reference set."""
+    """Return whether the root may be one object: an archive, a reference set, or another file."""
     if dataset.view == "raw" or (suffixes := _SUFFIXES.get(dataset.format)) is None:
         return False
-    return dataset.format == "zip" or dataset.url.rstrip("/").lower().endswith(suffixes)
+    is_named_so = dataset.url.rstrip("/").lower().endswith(suffixes)
+    return dataset.format == "zip" or is_named_so or _may_be_foreign(dataset)
+
+
+def _may_be_foreign(dataset: DatasetSettings) -> bool:
+    """Return whether the root may be a `ForeignFile`; a final slash says that it is a folder."""
+    return dataset.format == "auto" and dataset.url.lower().endswith(FILE_SUFFIXES)
 
 
 def make_folders(settings: Settings) -> list[str]:
@@ -196,10 +198,8 @@ def open_containers(
     archives: tuple[MemberFormat, ...] = ()
     if dataset.format in ("auto", "zip"):
         most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-        is_foreign = dataset.format == "auto" and own and own.key.lower().endswith(FILE_SUFFIXES)
-        archives = (Zip(most_nbytes, limits.decoded_bytes, None if is_foreign else own),)
-        if own and is_foreign:
-            archives = (ForeignFile(own), *archives)
+        foreign = (ForeignFile(own),) if own and _may_be_foreign(dataset) else ()
+        archives = (*foreign, Zip(most_nbytes, limits.decoded_bytes, None if foreign else own))
     elif dataset.format == "kerchunk":
         most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
         archives = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)

@@ -6,8 +6,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import xarray
 from PIL import Image
-from scipy.io import netcdf_file
 
 from shardgate.formats.foreign import BEGIN_NBYTES, explain_file
 from shardgate.settings import DatasetSettings, Settings
@@ -23,13 +23,11 @@ def _hdf5(path: Path) -> None:
 
 
 def _netcdf(path: Path) -> None:
-    with netcdf_file(path, "w") as file:
-        file.createDimension("x", 3)
+    xarray.Dataset({"a": ("x", [1.5])}).to_netcdf(path, engine="scipy", format="NETCDF3_CLASSIC")
 
 
 def _netcdf_64(path: Path) -> None:
-    with netcdf_file(path, "w", version=2) as file:
-        file.createDimension("x", 3)
+    xarray.Dataset({"a": ("x", [1.5])}).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
 
 
 def _tiff(path: Path) -> None:

@@ -66,7 +66,7 @@ def write_arrays(folder: Path) -> None:
 
     scale = {"type": "scale", "scale": [0.5, 0.5]}
     levels = [{"path": "s0", "coordinateTransformations": [scale]}]
-    image = {"version": "0.4", "axes": AXES, "datasets": levels}
+    image: dict[str, Any] = {"version": "0.4", "axes": AXES, "datasets": levels}
     ome = zarr.open_group(folder / "image", mode="w", zarr_format=2)
     ome.attrs["multiscales"] = [image]
     ome.create_array("s0", data=VALUES.astype("u2"), chunks=(32, 32))

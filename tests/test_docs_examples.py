@@ -30,7 +30,7 @@ _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
 _ELSEWHERE: Final = (
     *("# write.py", "# read.py", "# many.py", "# sharded.py", "app.mount(", "class PackedLayout("),
-    *("CloudVolume(", "skip_signature"),
+    *("CloudVolume(", "skip_signature", "SingleHdf5ToZarr(", "open_zarr("),
 )
 """Texts in the programs that `test_docs.py` and the other `test_docs_*.py` run."""
 _HERE: Final = ("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect")

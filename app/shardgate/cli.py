@@ -174,7 +174,8 @@ def inspect(
 
         from shardgate.configuration import RootOptions
         from shardgate.datasets import with_root
-        from shardgate.read.listing import Root, explain_emptiness
+        from shardgate.read.listing import Root
+        from shardgate.read.walking import explain_emptiness
         from shardgate.survey import display
         from shardgate.survey import inspect as survey
 
@@ -215,7 +216,8 @@ def _write_references(url: str, folder: str, output: Path | None, options: Any) 
     import asyncio
 
     from shardgate.datasets import with_root
-    from shardgate.read.listing import Root, explain_emptiness
+    from shardgate.read.listing import Root
+    from shardgate.read.walking import explain_emptiness
     from shardgate.survey.reference_set import write_references
 
     async def write(root: Root) -> str:
@@ -264,7 +266,8 @@ def verify(
         from shardgate.configuration import RootOptions
         from shardgate.datasets import with_root
         from shardgate.formats.surveying import Report
-        from shardgate.read.listing import Root, explain_emptiness
+        from shardgate.read.listing import Root
+        from shardgate.read.walking import explain_emptiness
         from shardgate.survey import display
         from shardgate.survey.verify import verify as verify_root
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -14,6 +15,7 @@ from shardgate.configuration import RootOptions, load
 from shardgate.errors import ConfigurationError, StorageError
 from shardgate.formats.contract import Format
 from shardgate.formats.documents import DocumentFormat
+from shardgate.formats.foreign import BEGIN_NBYTES, FILE_SUFFIXES, ForeignFile, explain_file
 from shardgate.formats.icechunk.layout import Icechunk
 from shardgate.formats.kerchunk.layout import Kerchunk
 from shardgate.formats.members import ARCHIVE_SUFFIXES, SET_SUFFIXES, MemberFormat
@@ -23,6 +25,7 @@ from shardgate.formats.references import Allowed, allow
 from shardgate.formats.zarr.draft_2022 import Zarr2022
 from shardgate.formats.zarr.layout import MARKER as ZARR_JSON
 from shardgate.formats.zarr.layout import Zarr3
+from shardgate.formats.zarr.v2 import Zarr2
 from shardgate.formats.zip.layout import Zip
 from shardgate.model import ObjectRef
 from shardgate.read.budget import ByteBudget
@@ -83,6 +86,7 @@ def session_formats(limits: LimitSettings) -> list[Format]:
 def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRef:
     """Open the root of the dataset *dataset_name*."""
     dataset = settings.datasets[dataset_name]
+    _check_local(dataset.url)
     store = settings.stores[dataset.store] if dataset.store else None
     return stores.open_root(
         dataset.url,
@@ -94,11 +98,26 @@ def open_root(stores: Stores, settings: Settings, dataset_name: str) -> ObjectRe
     )
 
 
+def _check_local(url: str) -> None:
+    """Raise `ConfigurationError` if *url* is a local file that only a reference set can serve."""
+    if not url.startswith("file://"):
+        return
+    with suppress(OSError), Path(os.fsdecode(folder_of(parse_root(url).bucket))).open("rb") as file:
+        if reason := explain_file(file.read(BEGIN_NBYTES)):
+            raise ConfigurationError(f"{url}: is {reason}")
+
+
 def _may_be_object(dataset: DatasetSettings) -> bool:
-    """Return whether the root may be one object: an archive or a reference set."""
+    """Return whether the root may be one object: an archive, a reference set, or another file."""
     if dataset.view == "raw" or (suffixes := _SUFFIXES.get(dataset.format)) is None:
         return False
-    return dataset.format == "zip" or dataset.url.rstrip("/").lower().endswith(suffixes)
+    is_named_so = dataset.url.rstrip("/").lower().endswith(suffixes)
+    return dataset.format == "zip" or is_named_so or _may_be_foreign(dataset)
+
+
+def _may_be_foreign(dataset: DatasetSettings) -> bool:
+    """Return whether the root may be a `ForeignFile`; a final slash says that it is a folder."""
+    return dataset.format == "auto" and dataset.url.lower().endswith(FILE_SUFFIXES)
 
 
 def make_folders(settings: Settings) -> list[str]:
@@ -179,11 +198,19 @@ def open_containers(
     member_formats: tuple[MemberFormat, ...] = ()
     if dataset.format in ("auto", "zip"):
         most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-        member_formats = (Zip(most_nbytes, limits.decoded_bytes, own),)
+        foreign = (ForeignFile(own),) if own and _may_be_foreign(dataset) else ()
+        member_formats = (
+            *foreign,
+            Zip(most_nbytes, limits.decoded_bytes, None if foreign else own),
+        )
     elif dataset.format == "kerchunk":
         most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
         member_formats = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
-    return Containers(formats, dataset.format, member_formats, check_absence if own else None)
+    has_zarr = not is_named or dataset.format == "zarr"
+    walked = Zarr2(limits.metadata_bytes) if has_zarr else None
+    return Containers(
+        formats, dataset.format, member_formats, check_absence if own else None, walked
+    )
 
 
 def exposures(settings: Settings) -> Iterator[str]:

@@ -16,8 +16,9 @@ from shardgate.errors import (
 )
 from shardgate.formats.surveying import ChunkCollection, Shards
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey
-from shardgate.read.listing import Root, find_collections, list_names
+from shardgate.read.listing import Root, list_names
 from shardgate.read.metadata_cache import uncached_reads
+from shardgate.read.walking import find_collections
 from shardgate.storage.contract import Found
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.verify import verify
@@ -173,7 +174,10 @@ async def test_flipped_bit_of_a_checksummed_index_is_detected(case: Case, step: 
             assert report.chunks == len(case.chunks) or report.damages
 
 
-_OF_FORMATS = {"arrays.py", "commit_body.py", "repositories.py", "sections.py", "sessions.py"}
+_OF_FORMATS = {
+    *("arrays.py", "commit_body.py", "nodes.py"),
+    *("repositories.py", "sections.py", "sessions.py"),
+}
 """Modules that serve Icechunk, or show and draw arrays of certain formats."""
 
 

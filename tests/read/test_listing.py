@@ -12,7 +12,8 @@ from shardgate.errors import DamagedError, NotAllowedError, StorageUnusableError
 from shardgate.formats.listing import Window
 from shardgate.model import VirtualKey
 from shardgate.read import listing
-from shardgate.read.listing import Page, find_collections, find_containers
+from shardgate.read.listing import Page
+from shardgate.read.walking import find_collections, find_containers
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
 from tests.support.formats.case import filled

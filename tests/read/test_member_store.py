@@ -28,8 +28,9 @@ from shardgate.model import (
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Routes
-from shardgate.read.listing import Root, find_collections
+from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
+from shardgate.read.walking import find_collections
 from shardgate.storage.memory import MemoryStore
 from shardgate.survey.inspect import inspect_key, inspect_shard
 from shardgate.survey.verify import verify

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from zarr.core.buffer import cpu
 from shardgate.errors import StorageUnavailableError
 from shardgate.formats.surveying import LEFT_OUT, Description, RefDescription
 from shardgate.model import ObjectRef, VirtualKey, join_path
+from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
@@ -344,3 +346,22 @@ async def test_shards_too_many_to_read_are_not_measured() -> None:
 
     assert await measure(root, few) == StoredSize(0, 0, 0)
     assert await measure(root, many) is None
+
+
+async def test_empty_root_has_the_reason() -> None:
+    """A page of nothing says what was looked for; of a raw dataset, that nothing was."""
+    opened = reading(MemoryStore())
+    nothing = await inspect_page(opened.root, limit=9)
+    raw = replace(opened.root, containers=Containers(()))
+
+    assert (nothing.reports, nothing.is_all) == ([], True)
+    assert "no container found" in nothing.reason
+    assert "nothing was looked for" in (await inspect_page(raw, limit=9)).reason
+
+
+async def test_group_without_arrays_has_no_reason() -> None:
+    """A page of a group that has no arrays is complete, without a reason."""
+    group = {"zarr_format": 3, "node_type": "group"}
+    page = await inspect_page(reading(filled(MemoryStore(), _=group)).root, limit=9)
+
+    assert (page.reports, page.is_all, page.reason) == ([], True, "")

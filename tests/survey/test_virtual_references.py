@@ -60,7 +60,13 @@ def _reference_set(folder: Path, nbytes: int) -> str:
     """
     url = (folder / "sources" / "data.bin").as_uri()
     write_files({"sources/data.bin": bytes(nbytes)}, folder)
-    references = {"a/.zarray": "{}", "a/0": [url, 0, 4], "a/1": [url, 4, 5], "a/2": "inline"}
+    array = {"zarr_format": 2, "shape": [12], "chunks": [4], "dtype": "|u1", "order": "C"}
+    references = {
+        "a/.zarray": json.dumps(array),
+        "a/0": [url, 0, 4],
+        "a/1": [url, 4, 5],
+        "a/2": "inline",
+    }
     write_files({"set.json": json.dumps({"version": 1, "refs": references}).encode()}, folder)
     return str(folder / "set.json")
 

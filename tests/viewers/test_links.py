@@ -125,11 +125,11 @@ def test_level_has_the_scale_of_its_image(neuroglancer: Neuroglancer, tmp_path: 
         space = page.evaluate(SPACE)
 
     assert space == [
-        ["x", 2e-6, "m", 10, 74],
-        ["y", 2e-6, "m", 5, 53],
-        ["z", 2e-6, "m", 4, 44],
-        ["t", 1, "s", 0, 2],
-        ["c", 1, "", 0, 3],
+        ["x", 2e-6, "m", 9.5, 73.5],
+        ["y", 2e-6, "m", 4.5, 52.5],
+        ["z", 2e-6, "m", 3.5, 43.5],
+        ["t", 1, "s", -0.5, 1.5],
+        ["c", 1, "", -0.5, 2.5],
     ]
 
 

@@ -151,6 +151,7 @@ def test_three_bytes_are_colours() -> None:
         (NodeView("", "array", {}, array(SPACE)), True),
         (NodeView("", "array", {}, array(SPACE, "float64")), False),
         (NodeView("", "array", {}, array(())), False),
+        (NodeView("", "array", {}, array(SPACE[:1])), False),
         (NodeView("", "array", {}, array(SPACE, inner_chunk_shape=None)), False),
         (NodeView("", "image", {}, array(SPACE, inner_chunk_shape=None)), False),
         (NodeView("", "group", {}), False),
@@ -158,8 +159,8 @@ def test_three_bytes_are_colours() -> None:
     ],
 )
 def test_viewable_nodes_have_a_drawn_type(node: NodeView, *, expected: bool) -> None:
-    """An array is viewable if Neuroglancer draws its type and knows its grid, a volume always, a
-    group never.
+    """An array of two axes or more is viewable if Neuroglancer draws its type and knows its grid, a
+    volume always, a group never.
     """
     assert is_viewable(node) is expected
 

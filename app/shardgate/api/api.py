@@ -72,7 +72,9 @@ class DatasetDescription(DatasetSummary):
     next: str | None = None
     """Path to continue after, where there are more arrays."""
     reason: str = ""
-    """Why the look ended before `limit`, and what is left out, as its names are no keys."""
+    """Why the look ended before `limit`, what was looked for where nothing is found, and what is
+    left out, as its names are no keys.
+    """
 
 
 class Readiness(BaseModel):

@@ -255,3 +255,25 @@ class Format(Protocol):
 
     async def open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         """Open *directory*; `None` without a marker. Raises: `DamagedError` for an invalid one."""
+
+
+class WalkedFormat(Protocol):
+    """A format whose arrays only walks look for: their objects are served as they are stored, and
+    no key needs their metadata.
+    """
+
+    @property
+    def marker(self) -> str:
+        """The name of an object in each directory that is an array."""
+
+    @property
+    def catalog(self) -> str:
+        """The name of an object that may describe all arrays below its directory."""
+
+    def layout(self, directory: ObjectRef) -> Layout:
+        """Return the layout of the array in *directory*, which has the marker."""
+
+    async def read_catalog(self, directory: ObjectRef, fetch: Fetch) -> Mapping[str, Layout]:
+        """Return the arrays in the catalog in *directory*, by their paths below it; none without
+        one. Raises: `DamagedError`.
+        """

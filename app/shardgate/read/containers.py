@@ -15,6 +15,7 @@ from shardgate.formats.contract import (
     Stray,
     Target,
     Translator,
+    WalkedFormat,
 )
 from shardgate.formats.documents import DocumentFormat
 from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
@@ -114,6 +115,8 @@ class Containers:
     """The formats of containers with members, among which those of `formats` are found too."""
     check_absence: CheckAbsence | None = None
     """Called with each directory that none of `member_formats` opens."""
+    walked: WalkedFormat | None = None
+    """The format of arrays that walks look for in directories that are no containers."""
 
     @property
     def marker_names(self) -> Sequence[str]:
@@ -140,7 +143,8 @@ class Containers:
         """The containers among members: no repositories, whose references lead to whole objects,
         and no archives.
         """
-        return Containers([fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)])
+        formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
+        return Containers(formats, walked=self.walked)
 
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None

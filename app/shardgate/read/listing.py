@@ -1,4 +1,4 @@
-"""Walk the containers and keys below a root, and list keys in pages."""
+"""Walk the keys below a root, and list them in pages."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
-from shardgate.errors import DamagedError, NotAllowedError, OfflineError, StorageUnusableError
+from shardgate.errors import DamagedError, NotAllowedError
 from shardgate.formats.contract import KeyLocator, Layout
 from shardgate.formats.listing import (
     LAST,
@@ -27,7 +27,6 @@ from shardgate.formats.listing import (
 )
 from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Fetch
-from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
 from shardgate.model import (
     MISSING,
     Coded,
@@ -42,11 +41,10 @@ from shardgate.model import (
     VirtualKey,
     Whole,
     is_key,
-    join_path,
 )
 from shardgate.read.bodies import Entity
-from shardgate.read.containers import LIKE_A_CHUNK, MAX_DEPTH, Containers
-from shardgate.read.member_store import UNREADABLE, list_members, resolve
+from shardgate.read.containers import MAX_DEPTH, Containers
+from shardgate.read.member_store import list_members, resolve
 from shardgate.storage.contract import Listed, ObjectReader
 
 # After so many missing keys in a row those that exist are taken from all indexes of a collection,
@@ -80,100 +78,6 @@ class Root:
         return self.store.list(prefix, delimiter=delimiter, after=after)
 
 
-class OpenedContainer(NamedTuple):
-    """A container, or the error that prevents opening it."""
-
-    path: str
-    found: Layout | Members | Exception
-    listing: Listing
-
-
-class Visited(NamedTuple):
-    """A collection, or metadata that cannot be decoded."""
-
-    path: str
-    container: str
-    found: ChunkCollection | DamagedError
-
-
-async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
-    """Open every container below *root*, parents first, by listing or by the metadata's names.
-    Below a damaged one directories of chunks are passed over.
-    """
-    paths = [("", False)]
-    count = 0
-    while paths:
-        count += 1
-        await yield_to_loop(count)  # metadata of members need no reads
-        path, is_doubtful = paths.pop()
-        directory = root.ref.join(path)
-        found = await _try_open(root, directory)
-        if found is not None:
-            yield OpenedContainer(path, found, partial(list_names, root, directory))
-        if isinstance(found, Members):
-            async for each in find_containers(root.within(found)):
-                yield each._replace(path=join_path(path, each.path))
-            continue
-        if found is None and is_doubtful and LIKE_A_CHUNK.search(path):
-            continue
-        is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
-        layout = None if isinstance(found, Exception) else found
-        if layout is None or not layout.encloses(VirtualKey("")):
-            names = await _directories(root, path, layout, is_needed=not path and not is_doubtful)
-            paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
-
-
-async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:
-    """Open *directory*, or return the error that prevents it. Raises: `StorageError`."""
-    containers = root.containers
-    try:
-        members = await containers.open_archive(directory, root.fetch)
-        return members or await containers.open(directory, root.fetch)
-    except UNREADABLE as error:
-        if members_of(root.ref) is None and not isinstance(error, DamagedError):
-            raise  # the store refuses, and not the source of one member
-        return error
-
-
-async def explain_emptiness(root: Root) -> str:
-    """Return where containers were looked for, if there is none at *root* or below. Raises:
-    `StorageError`, unless the store cannot list.
-    """
-    below = "and in all folders below"
-    try:
-        async with aclosing(find_containers(root)) as containers:
-            async for _ in containers:
-                return ""
-    except StorageUnusableError as error:
-        below = f"and not in folders below ({error.reason})"
-    return f"{root.ref}: no container found: looked there {below} for {root.containers.markers}"
-
-
-async def find_collections(root: Root) -> AsyncGenerator[Visited]:
-    """Visit every collection of every container below *root*. Raises: `StorageError`."""
-    async for opened in find_containers(root):
-        for visited in await collections_of(root, opened):
-            yield visited
-
-
-async def collections_of(root: Root, opened: OpenedContainer) -> Sequence[Visited]:
-    """Describe the collections of one container."""
-    path, layout, listing = opened
-    if isinstance(layout, DamagedError):
-        return [Visited(path, path, layout)]
-    if isinstance(layout, Exception):
-        left_out = Description("", "", LEFT_OUT, why_sharded=str(layout))
-        return [Visited(path, path, ChunkCollection(left_out, None))]
-    try:
-        found = await layout.collections(root.fetch, listing, run_in_thread)
-    except DamagedError as damage:
-        return [Visited(path, path, damage)]
-    except OfflineError as offline:
-        return [Visited(path, path, DamagedError(root.ref.join(path), str(offline)))]
-    below = [each.description.path if isinstance(each, ChunkCollection) else "" for each in found]
-    return [Visited(join_path(path, b), path, each) for b, each in zip(below, found, strict=True)]
-
-
 async def list_names(
     store: Root | ObjectReader, container: ObjectRef, prefix: str, *, delimiter: str = ""
 ) -> AsyncGenerator[str]:
@@ -182,37 +86,6 @@ async def list_names(
     below = ObjectRef(start.bucket, start.key + prefix)
     async for listed in store.list(below, delimiter=delimiter):
         yield listed.ref.key.removeprefix(start.key)
-
-
-async def _directories(
-    root: Root, path: str, layout: Layout | None, *, is_needed: bool
-) -> Sequence[str]:
-    """Return the directories right below *path*, or the containers that its metadata name. A
-    listing *is_needed* unless something is known already.
-    """
-    directory = root.ref.join(path).prefix
-    containers = root.containers
-    markers = {directory.join(name) for name in containers.marker_names}
-    names: list[str] = []
-    try:
-        with suppress(DamagedError):  # of a set, which tells it with its collections
-            async for listed in root.list(directory, delimiter="/"):
-                is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
-                if listed.size is None or is_archive:
-                    names.append(listed.ref.key.removeprefix(directory.key).rstrip("/"))
-    except StorageUnusableError:
-        if layout is None and not is_needed:
-            return ()
-        below = None if layout is None else await run_in_thread(layout.names_below)
-        if below is None:
-            raise
-        names = [*below]
-    return [
-        name
-        for name in names
-        if {"", ".", ".."}.isdisjoint(name.split("/"))  # no key has such parts
-        and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
-    ]
 
 
 class FoundKey(NamedTuple):

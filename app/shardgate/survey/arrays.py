@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, Self
 
 from shardgate.formats.documents import Json
@@ -15,6 +15,15 @@ _DRAWN: Final = frozenset(
     {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
 )
 """Data types that Neuroglancer draws."""
+_PICTURED: Final = _DRAWN | {"bool", "int64", "float16", "float64", "complex64", "complex128"}
+"""Data types of Zarr v2 that previews are made of."""
+_PLAIN: Final = frozenset({"bytes", "transpose", "blosc", "gzip", "zlib", "zstd"})
+"""Codecs of arrays of Zarr v2 that Neuroglancer and TensorStore read; they read no filters."""
+_DECODED: Final = _PLAIN | {
+    "adler32", "astype", "bitround", "bz2", "crc32", "delta", "fixedscaleoffset", "fletcher32",
+    "lz4", "lzma", "quantize", "shuffle",
+}  # fmt: skip
+"""Codecs of numcodecs that previews decode: none of them makes objects of Python."""
 _PREFIXES: Final = {
     "": 1.0, "yotta": 1e24, "zetta": 1e21, "exa": 1e18, "peta": 1e15, "tera": 1e12, "giga": 1e9,
     "mega": 1e6, "kilo": 1e3, "hecto": 1e2, "deca": 1e1, "deci": 1e-1, "centi": 1e-2,
@@ -90,7 +99,8 @@ class ArrayView(Description):
         facts = {field.name: getattr(found, field.name) for field in fields(Description)}
         # Integers of these types are labels, where metadata do not say what they are.
         is_labels = found.data_type in ("uint32", "uint64")
-        return cls(**facts, axes=_axes_of(found), is_labels=is_labels)
+        view = cls(**facts, is_labels=is_labels)
+        return replace(view, axes=_axes_of(view))
 
     @classmethod
     def of_zarr(cls, document: dict[str, Json]) -> Self:
@@ -104,7 +114,14 @@ class ArrayView(Description):
     @property
     def driver(self) -> str:
         """TensorStore's name of the format in which it is served."""
-        return "neuroglancer_precomputed" if self.format == "precomputed" else "zarr3"
+        named = {"precomputed": "neuroglancer_precomputed", "zarr2": "zarr2"}
+        return named.get(self.format, "zarr3")
+
+    @property
+    def own_names(self) -> list[str]:
+        """Names of its dimensions in Neuroglancer, which knows no image that it is a level of."""
+        prefix = "d" if self.format == "zarr2" else "dim_"
+        return unique_names(_names_of(self), prefix)
 
     @property
     def has_unequal_chunks(self) -> bool:
@@ -113,18 +130,40 @@ class ArrayView(Description):
 
     @property
     def is_drawn(self) -> bool:
-        """Return whether Neuroglancer draws it."""
-        return bool(self.axes) and not self.has_unequal_chunks and self.data_type in _DRAWN
+        """Return whether Neuroglancer draws it; a line, such as a coordinate, is not worth it."""
+        is_read = self.is_plain and not self.has_unequal_chunks
+        return len(self.axes) > 1 and is_read and self.data_type in _DRAWN
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether Neuroglancer and TensorStore know its codecs, as far as v2 has others."""
+        if self.format != "zarr2":
+            return True
+        filters = set(self.codecs[: self.codecs.index("bytes")]) - {"transpose"}
+        return not filters and _PLAIN.issuperset(self.codecs)
+
+    @property
+    def is_pictured(self) -> bool:
+        """Return whether its metadata allow a preview."""
+        return not self.has_unequal_chunks and not self.why_not_pictured
+
+    @property
+    def why_not_pictured(self) -> str:
+        """Return why there is no preview, where its types of values and codecs tell."""
+        if self.data_type not in _PICTURED:
+            return f"{self.data_type} is no type of numbers that is drawn"
+        unknown = [name for name in self.codecs if name not in _DECODED]
+        return f"{unknown[0]} is not decoded" if self.format == "zarr2" and unknown else ""
 
 
 NO_ARRAY: Final = ArrayView("", "", "")  # stands for the array of a node that is none
 
 
-def unique_names(names: Sequence[str | None]) -> list[str]:
+def unique_names(names: Sequence[str | None], prefix: str = "dim_") -> list[str]:
     """Name dimensions as Neuroglancer does, which needs unique names."""
     unique: list[str] = []
     for number, name in enumerate(names):
-        wanted = name if name and len(name) <= MOST_LETTERS else f"dim_{number}"
+        wanted = name if name and len(name) <= MOST_LETTERS else f"{prefix}{number}"
         candidate = wanted
         count = 0
         while candidate in unique:
@@ -141,15 +180,19 @@ def kind_of(name: str) -> str:
     return "channel" if _CHANNEL.fullmatch(name) else "space"
 
 
-def _axes_of(found: Description) -> tuple[Axis, ...]:
-    shape = found.shape or ()
+def _names_of(found: Description) -> Sequence[str | None]:
+    count = len(found.shape or ())
+    names = found.dimension_names or ()
+    return names if len(names) == count else [None] * count
+
+
+def _axes_of(view: ArrayView) -> tuple[Axis, ...]:
+    shape = view.shape or ()
     if len(shape) > _MOST_AXES:
         return ()
-    names: Sequence[str | None] = found.dimension_names or ()
-    if len(names) != len(shape):
-        names = [None] * len(shape)
+    names = _names_of(view)
     kinds = [kind_of(name or "") for name in names]
     # Bytes of three along the last axis of an array without names are a colour.
-    if not any(names) and found.data_type == "uint8" and shape[2:] and shape[-1] == _RGB:
+    if not any(names) and view.data_type == "uint8" and shape[2:] and shape[-1] == _RGB:
         kinds[-1] = "channel"
-    return tuple(map(Axis, unique_names(names), kinds, shape))
+    return tuple(map(Axis, view.own_names, kinds, shape))

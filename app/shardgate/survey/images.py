@@ -157,7 +157,7 @@ class _Omero(_Lenient):
 
 
 class OmeImage(_Lenient):
-    """The member ``ome`` of OME-Zarr 0.5, as far as it is shown."""
+    """The member ``ome`` of OME-Zarr 0.5, or the attributes of 0.4, as far as they are shown."""
 
     multiscales: _Sound[_Multiscale]
     omero: _Omero = _Omero()
@@ -189,10 +189,15 @@ class OmeImage(_Lenient):
 
 
 def read_ome(document: dict[str, Json]) -> OmeImage | None:
-    """Return the image that the group of *document* is, in OME-Zarr 0.5 or later; `None` for other
-    groups.
+    """Return the image that the group of *document* is, in OME-Zarr 0.5 or later, or in 0.4 where
+    it is that of Zarr v2; `None` for other groups.
     """
     match document:
+        case {
+            "zarr_format": 2,
+            "attributes": {"multiscales": [{"version": "0.4"}, *_]} as attributes,
+        }:
+            return _validated(OmeImage, attributes)
         case {"attributes": {"ome": dict() as ome}}:
             return _validated(OmeImage, ome)
         case _:

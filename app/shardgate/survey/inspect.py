@@ -18,6 +18,7 @@ from shardgate.errors import (
     ShardgateError,
 )
 from shardgate.formats.contract import Layout
+from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import (
     LEFT_OUT,
     ChunkCollection,
@@ -31,6 +32,7 @@ from shardgate.formats.surveying import (
 )
 from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
+    MISSING,
     ByteRange,
     Coded,
     Inline,
@@ -44,15 +46,16 @@ from shardgate.model import (
     join_path,
 )
 from shardgate.read.containers import Dataset
-from shardgate.read.listing import (
-    Root,
+from shardgate.read.listing import Root
+from shardgate.read.member_store import resolve, survey_shard
+from shardgate.read.resolver import Resolver
+from shardgate.read.walking import (
     Visited,
     collections_of,
+    explain_emptiness,
     find_collections,
     find_containers,
 )
-from shardgate.read.member_store import resolve, survey_shard
-from shardgate.read.resolver import Resolver
 from shardgate.survey.arrays import ArrayView
 from shardgate.survey.images import read_ome
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
@@ -65,6 +68,7 @@ MAX_MEASURED: Final = 64  # shards whose indexes are added up
 MAX_REFS: Final = 8  # branches and tags of a repository in a summary
 _MAIN: Final = "@branch.main"
 _ROOT: Final = VirtualKey("")
+_ATTRIBUTES: Final = ".zattrs"  # of a group of Zarr v2
 _DOCUMENT_NBYTES: Final = 1024 * 1024
 
 
@@ -150,12 +154,24 @@ async def inspect_page(
         return True
 
     is_all, reason = await _in_time(look(), within_s)
+    if not reports and is_all and not after:
+        reason = await _explain_nothing(root, within_s)
     left_out = [
         f"{report.path}: {report.why_sharded}"
         for report in reports
         if isinstance(report, Description) and report.kind == LEFT_OUT
     ]
     return DescriptionPage(reports, is_all, "; ".join(filter(None, [reason, *left_out])))
+
+
+async def _explain_nothing(root: Root, within_s: float) -> str:
+    """Return what was looked for where nothing was found; empty for containers without arrays."""
+    if not root.containers.formats:
+        return "the objects are served as they are stored: nothing was looked for"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            return await explain_emptiness(root)
+    return ""
 
 
 def _report(visited: Visited) -> Description | DamageReport:
@@ -444,7 +460,7 @@ class _Summarizer:
         node = None
         if is_versioned:
             node = join_path(container, join_path(_MAIN, below))
-        elif found.description.format == "zarr" and not below:  # the 2022 draft has one root
+        elif found.description.format.startswith("zarr") and not below:  # the draft has one root
             node = join_path(self._path, path)
         await self._append(path, container, node, found)
 
@@ -457,20 +473,30 @@ class _Summarizer:
     ) -> None:
         """Add the collection at *path* below the folder."""
         image = None
-        if node is not None and path and await self._is_image(node.rpartition("/")[0]):
-            image = node.rpartition("/")[0]
         view = ArrayView.of(found.description)
+        name = _ATTRIBUTES if view.format == "zarr2" else "zarr.json"
+        if node is not None and path and await self._is_image(node.rpartition("/")[0], name):
+            image = node.rpartition("/")[0]
         each = CollectionSummary(path, container, node, image, view, found.shards)
         self.collections.append(each)
 
-    async def _is_image(self, group: str) -> bool:
+    async def _is_image(self, group: str, name: str) -> bool:
+        """Return whether the document *name* of *group* has OME-Zarr multiscales."""
         if group not in self._images:
-            document = VirtualKey(join_path(group, "zarr.json"))
+            document = VirtualKey(join_path(group, name))
             root = self._root
             self._images[group] = False
             with suppress(DamagedError, ValueError):  # of the group: the array may be sound
                 layout, rest, *_ = await root.containers.find(root.ref, document, root.fetch)
-                match await resolve(await layout.locate(rest, root.fetch), root.fetch):
+                place = await resolve(await layout.locate(rest, root.fetch), root.fetch)
+                if isinstance(place, Whole):
+                    request = ByteRange(0, _DOCUMENT_NBYTES + 1)
+                    found = await root.fetch(Read("metadata", place.ref, request, Opaque))
+                    place = MISSING if found is None else Inline(found.value.data, found.etag)
+                match place:
                     case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
-                        self._images[group] = read_ome(orjson.loads(data)) is not None
+                        members = orjson.loads(data)
+                        if name == _ATTRIBUTES:
+                            members = {"zarr_format": 2, "attributes": members}
+                        self._images[group] = read_ome(members) is not None
         return self._images[group]

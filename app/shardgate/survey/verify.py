@@ -54,9 +54,10 @@ from shardgate.model import (
     condition_of,
     join_path,
 )
-from shardgate.read.listing import OpenedContainer, Root, collections_of, find_containers
+from shardgate.read.listing import Root
 from shardgate.read.member_store import survey_shard
 from shardgate.read.metadata_cache import uncached_reads
+from shardgate.read.walking import OpenedContainer, collections_of, find_containers
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore
 

@@ -38,6 +38,7 @@ from shardgate.web.viewer_state import is_viewable
 
 _HTML: Final = b"text/html; charset=utf-8"
 _VARY: Final = (b"vary", b"Accept")
+_CONSOLIDATED: Final = ".zmetadata"  # of a group of Zarr v2
 _MOST_ROWS: Final = 100
 _MOST_SNAPSHOTS: Final = 20
 _MOST_NAMES: Final = 1000  # keys that a page lists
@@ -54,6 +55,8 @@ class _FolderContents:
     overview: FolderOverview = _EMPTY
     history: Sequence[Ancestor] = ()
     stored: StoredSize | None = None
+    has_consolidated: bool = False
+    """Whether the metadata of a group of Zarr v2 are consolidated."""
     reasons: list[str] = field(default_factory=list)
     """Failures, each of which leaves out a part of the page."""
 
@@ -126,6 +129,8 @@ class DatasetPages:
         ones; `None` if nothing is found there.
         """
         found = await self._look(dataset, folder)
+        # Where the store cannot list, arrays of Zarr v2 are known from them alone.
+        found.has_consolidated = not names or any(name == _CONSOLIDATED for name, _ in names)
         has_viewer = viewer_folder() is not None
         address = address_reached_by(request)
         key = request.key or ""
@@ -137,7 +142,13 @@ class DatasetPages:
         node = found.node
         array = found.array
         is_shown = key == folder and node is not None and is_viewable(node)
-        is_drawn = is_shown and has_viewer and node is not None and node.array.axes
+        is_drawn = (
+            key == folder
+            and has_viewer
+            and node is not None
+            and node.array.axes
+            and (is_shown or node.array.is_pictured)
+        )
         viewer = signing_viewer_of(address, dataset, self._login.viewers)
         is_linked = is_shown and (viewer or viewer_of(address, is_installed=has_viewer)) is not None
         return await self._page.render(
@@ -256,7 +267,7 @@ def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
             for each in found.overview.collections
             if each.found.format and each.path and "/" not in each.path
         }
-        is_consolidated = "consolidated_metadata" in node.document
+        is_consolidated = "consolidated_metadata" in node.document or found.has_consolidated
         code = snippets.group_snippets(url, members, is_consolidated=is_consolidated)
     elif node.kind == "volume":
         code = snippets.volume_snippets(url)

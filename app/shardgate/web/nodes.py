@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
-from shardgate.concurrency import is_large, run_in_thread
+from shardgate.concurrency import bounded_gather, is_large, run_in_thread
 from shardgate.errors import BadKeyError, DamagedError, ShardgateError
 from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.v2 import ARRAY, ATTRIBUTES, GROUP, array_document, group_document
 from shardgate.model import ByteRange, ETag, VirtualKey, join_path
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.containers import Dataset
@@ -57,19 +58,35 @@ class NodeView:
     """Paths of the arrays of an image, below it, finest first."""
     document_name: str = "zarr.json"
 
+    @property
+    def value_unit(self) -> str:
+        """Unit of the values of an array, by the attribute ``units`` of CF; empty without one."""
+        match self.document:
+            case {"attributes": {"units": str(unit)}}:
+                return unit
+        return ""
+
 
 async def read_node(resolver: Resolver, dataset: Dataset, path: str) -> NodeView | None:
     """Read the node at *path*; `None` if there is none. Raises: `ShardgateError`."""
-    found = await read_document(resolver, dataset, join_path(path, "zarr.json"))
+    name = "zarr.json"
+    found = await read_document(resolver, dataset, join_path(path, name))
     if found is None:
         info = await read_document(resolver, dataset, join_path(path, "info"))
-        return None if info is None else _precomputed_node(path, info.members)
+        if info is not None:
+            return _precomputed_node(path, info.members)
+        name = ARRAY
+        found = await _read_zarr2(resolver, dataset, path)
+    if found is None:
+        return None
     document = found.members
     if document.get("node_type") == "array":
-        return await _read_array(resolver, dataset, NodeView(path, "array", document))
+        node = NodeView(path, "array", document, document_name=name)
+        return await _read_array(resolver, dataset, node)
     if document.get("node_type") != "group":
         return NodeView(path, "document", document)
-    group = NodeView(path, "group", document)
+    name = GROUP if name == ARRAY else name
+    group = NodeView(path, "group", document, document_name=name)
     image = read_ome(document)
     return group if image is None else await _read_image(resolver, dataset, group, image)
 
@@ -83,7 +100,7 @@ async def _read_image(
     for level in image.levels[:8]:  # a read each, until one exists
         with suppress(BadKeyError, DamagedError, DecodeError):  # the next level may be sound
             finest = join_path(group.path, level)
-            found = await read_document(resolver, dataset, join_path(finest, "zarr.json"))
+            found = await read_zarr(resolver, dataset, finest)
             if found is not None:
                 array = image.place(ArrayView.of_zarr(found.members), level)
                 if array is None:
@@ -103,7 +120,10 @@ async def _read_array(resolver: Resolver, dataset: Dataset, node: NodeView) -> N
     for parent in islice(_parents(node.path), 3):  # groups that may be the image
         found = None
         with suppress(ShardgateError):  # of the group: the array is sound
-            found = await read_document(resolver, dataset, join_path(parent, "zarr.json"))
+            if node.document_name == ARRAY:
+                found = await _read_zarr2(resolver, dataset, parent)
+            else:
+                found = await read_document(resolver, dataset, join_path(parent, "zarr.json"))
         if found is None or (image := read_ome(found.members)) is None:
             continue
         level = node.path.removeprefix(parent).removeprefix("/")
@@ -127,6 +147,40 @@ def _parents(path: str) -> Iterator[str]:
     while path and not path.rpartition("/")[2].startswith("@"):
         path = path.rpartition("/")[0]
         yield path
+
+
+async def read_zarr(
+    resolver: Resolver, dataset: Dataset, path: str, most_nbytes: int = MOST_NBYTES
+) -> ServedDocument | None:
+    """Read the document of the Zarr node at *path*, that of v2 in the form of v3; `None` if there
+    is none. Raises: see `read_document`.
+    """
+    key = join_path(path, "zarr.json")
+    found = await read_document(resolver, dataset, key, most_nbytes)
+    return found or await _read_zarr2(resolver, dataset, path, most_nbytes)
+
+
+async def _read_zarr2(
+    resolver: Resolver, dataset: Dataset, path: str, most_nbytes: int = MOST_NBYTES
+) -> ServedDocument | None:
+    """Read the Zarr v2 node at *path*; an array of invalid metadata has none of its members."""
+    found: dict[str, ServedDocument | None] = {}
+
+    async def read(name: str) -> None:
+        key = join_path(path, name)
+        found[name] = await read_document(resolver, dataset, key, most_nbytes)
+
+    await bounded_gather(read, (ARRAY, GROUP, ATTRIBUTES))
+    named = found[ATTRIBUTES]
+    attributes = {} if named is None else named.members
+    if (array := found[ARRAY]) is not None:
+        members: dict[str, Json] = {"node_type": "array", "attributes": attributes}
+        with suppress(DecodeError):  # the rest of the page shows the damage
+            members = array_document(array.members, attributes)
+        return ServedDocument(array.etag, members)
+    if (group := found[GROUP]) is not None:
+        return ServedDocument(group.etag, group_document(attributes))
+    return None
 
 
 async def read_document(

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -77,13 +78,27 @@ def read_section(
         {"cache_pool": {"total_bytes_limit": 0}, "data_copy_concurrency": {"limit": 1}}
     )
     store = tensorstore.KvStore.open("memory://", context=context).result()
+    document_name = next(iter(objects))
     for key, data in objects.items():
-        store.write(key, data).result()
+        is_chunk = key != document_name
+        store.write(key, decode(data, request["decoders"]) if is_chunk else data).result()
     spec = {"driver": request["driver"], "kvstore": "memory://"}
     array = tensorstore.open(spec, context=context, open=True, read=True).result()
     section = array[tuple(slice(start, stop) for start, stop in request["ranges"])]
     values = np.transpose(section.read().result(), request["order"])
     return values.reshape(*values.shape[:2], -1), array.fill_value
+
+
+def decode(data: bytes, codecs: Sequence[dict[str, Any]]) -> bytes:
+    """Undo *codecs* of numcodecs, of a list of those that the service trusts."""
+    if not codecs:
+        return data
+    from numcodecs import get_codec  # noqa: PLC0415 - it takes a fifth of a second
+
+    decoded: Any = data
+    for codec in reversed(codecs):
+        decoded = get_codec(dict(codec)).decode(decoded)
+    return np.ascontiguousarray(decoded).tobytes()
 
 
 def colour(ids: NDArray[Any]) -> Pixels:

@@ -41,7 +41,7 @@ from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
-from shardgate.web.nodes import NodeView, find_images, read_body, read_document, read_node
+from shardgate.web.nodes import NodeView, find_images, read_body, read_node, read_zarr
 from shardgate.web.sections import ENOUGH, Drawing, UndrawableError, draw_volume, draw_zarr
 
 _MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2
@@ -240,10 +240,9 @@ class Previews:
         for level in reversed(node.levels or ("",)):
             try:
                 directory = join_path(node.path, level)
-                key = join_path(directory, "zarr.json")
-                found = await read_document(self._resolver, dataset, key, _MOST_DOCUMENT_NBYTES)
+                found = await read_zarr(self._resolver, dataset, directory, _MOST_DOCUMENT_NBYTES)
                 if found is None:
-                    raise UndrawableError(f"there is no {key}")
+                    raise UndrawableError(f"there is no array {directory}")
                 drawing = draw_zarr(found, directory, node)
             except (DecodeError, DamagedError, BadKeyError) as error:  # others may be sound
                 fault = error

@@ -12,6 +12,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import Info, Member, vo
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import item_nbytes
 from shardgate.formats.zarr.metadata import chunk_keys
+from shardgate.formats.zarr.v2 import decoders_of, plain_document
 from shardgate.model import ETag, join_path
 from shardgate.survey.arrays import ArrayView
 from shardgate.web.nodes import NodeView, ServedDocument
@@ -63,6 +64,8 @@ class Drawing(NamedTuple):
     """Coordinates of the first element."""
     inside: str = ""
     """Prefix of the names of chunks for TensorStore."""
+    decoders: tuple[Json, ...] = ()
+    """Codecs of numcodecs that are undone before that, in the order of encoding."""
 
     @property
     def chunks(self) -> list[str]:
@@ -81,6 +84,7 @@ class Drawing(NamedTuple):
             "order": self.section.order,
             "is_rgb": self.section.is_rgb,
             "is_labels": self.is_labels,
+            "decoders": self.decoders,
         }
 
 
@@ -99,10 +103,14 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView) -> Drawi
         raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(kinds)}")
     section = plan_section(shape, chunk_shape, kinds, is_bytes=array.data_type == "uint8")
     _check_chunk(chunk_shape, item_nbytes(array.data_type))
+    if array.why_not_pictured:
+        raise UndrawableError(array.why_not_pictured)
+    is_v2 = array.format == "zarr2"
+    # TensorStore refuses NaN, which attributes may have
+    plain = plain_document(document.members) if is_v2 else document.members | {"attributes": {}}
     return Drawing(
-        driver=array.driver,
-        # TensorStore refuses NaN, which attributes may have
-        document=("zarr.json", write_json(document.members | {"attributes": {}})),
+        driver="zarr3",
+        document=("zarr.json", write_json(plain)),
         version=document.etag,
         chunk_shape=chunk_shape,
         section=section,
@@ -111,6 +119,7 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView) -> Drawi
         is_labels=node.array.is_labels,
         directory=directory,
         origin=(0,) * len(shape),
+        decoders=tuple(decoders_of(document.members)) if is_v2 else (),
     )
 
 

@@ -57,7 +57,8 @@ def array_snippets(url: str, found: ArrayView) -> dict[str, str]:
         return {"zarr-python": _ZARR_OF_UNEQUAL_CHUNKS.format(url=url)}
     chunks = tuple(found.shard_shape or found.inner_chunk_shape or ())
     snippets = {"zarr-python": _ZARR.format(name="array", url=url)}
-    snippets["TensorStore"] = _TENSORSTORE.format(driver=found.driver, url=url)
+    if found.is_plain:
+        snippets["TensorStore"] = _TENSORSTORE.format(driver=found.driver, url=url)
     if chunks:
         snippets["dask"] = _DASK.format(url=url, chunks=chunks)
     if chunks and has_dimensions(found):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from shardgate.survey.arrays import Axis
+from shardgate.survey.arrays import ArrayView, Axis
 from shardgate.survey.images import Channel
 from shardgate.web.nodes import NodeView
 
@@ -69,7 +69,7 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
     if node.kind in ("array", "image"):
         plain = f"{url.rstrip('/')}/|{array.driver}:"
         # The viewer knows the axes of images, and not those of their levels.
-        source: Source = _placed(plain, array.axes) if array.is_level else plain
+        source: Source = _placed(plain, array) if array.is_level else plain
     else:
         source = f"precomputed://{url.rstrip('/')}"
     if node.kind == "annotations":
@@ -99,12 +99,15 @@ def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[Stat
     return segmentation | {"layers": [*below, layer, *above]} | view
 
 
-def _placed(url: str, axes: Sequence[Axis]) -> Source:
-    """Return the source *url* of a level with *axes*, which lies where its image has it."""
-    dimensions = {axis.name: list(axis.step_si) for axis in axes}
+def _placed(url: str, array: ArrayView) -> Source:
+    """Return the source *url* of a level, an *array* which lies where its image has it."""
+    axes = array.axes
+    steps = [list(axis.step_si) for axis in axes]
+    own = dict(zip(array.own_names, steps, strict=True))
+    dimensions = dict(zip([axis.name for axis in axes], steps, strict=True))
     # The identity, and a column of shifts: the first element begins half a step before its middle.
     matrix = [[*(int(column is axis) for column in axes), axis.start - 0.5] for axis in axes]
-    transform = {"inputDimensions": dimensions, "outputDimensions": dimensions, "matrix": matrix}
+    transform = {"inputDimensions": own, "outputDimensions": dimensions, "matrix": matrix}
     return {"url": url, "transform": transform}
 
 

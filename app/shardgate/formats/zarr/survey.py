@@ -60,7 +60,7 @@ def describe_served(
         chunks_per_shard = tuple(map(floordiv, shard_shape, inner))
     return Description(
         path="",
-        format="zarr",
+        format="zarr2" if served.get("zarr_format") == 2 else "zarr",  # noqa: PLR2004
         kind="array",
         shape=shape_of(served.get("shape"), "shape", least=0),
         data_type=codec_name(served.get("data_type")),

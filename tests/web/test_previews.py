@@ -303,7 +303,7 @@ async def test_picture_is_made_again_of_changed_values(tmp_path: Path) -> None:
     objects = Interrupted()
     drawn = drawing(tmp_path, objects=objects)
     first = await drawn.get()
-    assert first.contrast == contrast_of(BYTES)
+    assert first.values.contrast == contrast_of(BYTES)
     drawn.clock.now += 100
     assert await drawn.get() is first
 
@@ -321,7 +321,7 @@ async def test_picture_is_made_again_of_changed_values(tmp_path: Path) -> None:
     drawn.clock.now += 3
     second = await drawn.get()
     assert second.etag != first.etag
-    assert second.contrast == contrast_of(255 - BYTES)
+    assert second.values.contrast == contrast_of(255 - BYTES)
 
 
 async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
 
     assert (first.is_mixed, first.is_placeholder) == (True, False)
     assert (second.is_mixed, second.is_placeholder) == (False, False)
-    assert second.contrast == contrast_of(np.asarray(zarr.open_array(str(tmp_path / "a"))[...]))
+    assert second.values.contrast == contrast_of(np.asarray(zarr.open_array(str(tmp_path / "a"))[...]))
 
 
 async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> Non
 
     assert next(numbers) > 1
     assert not made.is_mixed
-    assert made.contrast == contrast_of(255 - BYTES)
+    assert made.values.contrast == contrast_of(255 - BYTES)
 
 
 @pytest.fixture

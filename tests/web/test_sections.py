@@ -1,10 +1,21 @@
 """`shardgate.web.sections`: the part of an array that a picture shows."""
 
 from math import prod
+from typing import Final
 
 import pytest
 
-from shardgate.web.sections import MOST_VALUES, UndrawableError, plan_section
+from shardgate.survey.arrays import ArrayView, Axis
+from shardgate.web.nodes import NodeView
+from shardgate.web.sections import MOST_VALUES, UndrawableError, choices_of, plan_section, plane_of
+
+KINDS: Final = {"s": "space", "t": "time", "c": "channel"}
+
+
+def node_of(shape: tuple[int, ...], kinds: str) -> NodeView:
+    """Return an array whose axes have the names and kinds of the letters *kinds*."""
+    axes = [Axis(f"{kind}{at}", KINDS[kind], shape[at]) for at, kind in enumerate(kinds)]
+    return NodeView("", "array", {}, ArrayView("", "zarr", "array", shape, axes=axes))
 
 
 @pytest.mark.parametrize(
@@ -23,8 +34,8 @@ def test_section_is_cut_to_the_middle(
     shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
 ) -> None:
     """A section has at most 4 million values and about 1,024 chunks, from the middle."""
-    names = {"s": "space", "t": "time", "c": "channel"}
-    section = plan_section(shape, chunks, [names[each] for each in kinds], is_bytes=False)
+    plane = plane_of(shape, [KINDS[each] for each in kinds], is_bytes=False)
+    section = plan_section(shape, chunks, plane, choices_of(node_of(shape, kinds), {}))
 
     assert [(each.start, each.stop) for each in section.ranges] == ranges
     assert prod(map(len, section.ranges)) <= MOST_VALUES
@@ -34,4 +45,4 @@ def test_section_is_cut_to_the_middle(
 def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
     """An array without values, or with fewer than two axes, is refused."""
     with pytest.raises(UndrawableError):
-        plan_section(shape, shape, ["space"] * len(shape), is_bytes=False)
+        choices_of(node_of(shape, "s" * len(shape)), {})

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 from shardgate.survey.arrays import MOST_LETTERS, ArrayView
 
@@ -40,6 +41,44 @@ import xarray
 
 array = dask.array.from_zarr("{url}", chunks={chunks})
 print(xarray.DataArray(array, dims={dims}))"""
+
+_SHARDED: Final = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [1024, 1024],
+    "data_type": "uint16",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [512, 512]}},
+    "chunk_key_encoding": {"name": "default"},
+    "fill_value": 0,
+    "codecs": [
+        {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [64, 64],
+                "codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
+                ],
+                "index_codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    {"name": "crc32c"},
+                ],
+            },
+        }
+    ],
+}
+"""Array of shards of 512 × 512 elements, with inner chunks of 64 × 64."""
+
+
+def creation_snippets(base: str, dataset: str) -> dict[str, str]:
+    """Return requests of curl that begin an empty *dataset* below the URL *base*."""
+    url = f"{base}/{quote(dataset, safe='')}/a/zarr.json"
+    repository = shlex.quote(json.dumps({"name": dataset}))
+    array = shlex.quote(json.dumps(_SHARDED))
+    return {
+        "An Icechunk repository": f"curl -sS -d {repository} {shlex.quote(f'{base}/api/datasets')}",
+        "A sharded array": f"curl -sS -X PUT -d {array} {shlex.quote(url)}",
+    }
 
 
 def curl(url: str) -> dict[str, str]:

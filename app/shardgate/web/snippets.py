@@ -42,42 +42,30 @@ import xarray
 array = dask.array.from_zarr("{url}", chunks={chunks})
 print(xarray.DataArray(array, dims={dims}))"""
 
-_SHARDED: Final = {
+_ARRAY: Final = {
     "zarr_format": 3,
     "node_type": "array",
     "shape": [1024, 1024],
     "data_type": "uint16",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [512, 512]}},
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [256, 256]}},
     "chunk_key_encoding": {"name": "default"},
     "fill_value": 0,
     "codecs": [
-        {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [64, 64],
-                "codecs": [
-                    {"name": "bytes", "configuration": {"endian": "little"}},
-                    {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
-                ],
-                "index_codecs": [
-                    {"name": "bytes", "configuration": {"endian": "little"}},
-                    {"name": "crc32c"},
-                ],
-            },
-        }
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
     ],
 }
-"""Array of shards of 512 × 512 elements, with inner chunks of 64 × 64."""
+"""An array without shards: those with shards are not written under the keys of inner chunks."""
 
 
 def creation_snippets(base: str, dataset: str) -> dict[str, str]:
     """Return requests of curl that begin an empty *dataset* below the URL *base*."""
     url = f"{base}/{quote(dataset, safe='')}/a/zarr.json"
     repository = shlex.quote(json.dumps({"name": dataset}))
-    array = shlex.quote(json.dumps(_SHARDED))
+    array = shlex.quote(json.dumps(_ARRAY))
     return {
         "An Icechunk repository": f"curl -sS -d {repository} {shlex.quote(f'{base}/api/datasets')}",
-        "A sharded array": f"curl -sS -X PUT -d {array} {shlex.quote(url)}",
+        "A Zarr array": f"curl -sS -X PUT -d {array} {shlex.quote(url)}",
     }
 
 

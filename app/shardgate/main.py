@@ -51,9 +51,9 @@ from shardgate.storage.contract import ObjectStore
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
+from shardgate.web.chunk_grids import ChunkGrids
 from shardgate.web.dataset_page import DatasetPages
 from shardgate.web.error_page import ErrorPages
-from shardgate.web.grids import ChunkGrids
 from shardgate.web.login import build_login
 from shardgate.web.login_commands import build_command_login
 from shardgate.web.pictures import build_pictures

@@ -13,6 +13,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, ViewportSize
 
 from shardgate.settings import DatasetSettings, Settings
+from tests.support.gates import Gate
 from tests.support.serving import serving
 from tests.support.viewers.images import put_image
 
@@ -105,7 +106,7 @@ def test_grid_tells_stored_chunks_from_absent_ones(
         page.goto(f"{url}/stack/?at.z=1", wait_until="networkidle")
         grid = page.locator("img.plane[src*=grid]")
         shown = shot(grid)
-        page.wait_for_function("document.querySelector('img[src*=grid]').alt.includes('stored')")
+        page.locator("img[src*=grid][alt*=stored]").wait_for()
         told = grid.get_attribute("alt")
         page.screenshot(path=pictures / f"array-{scheme}-{viewport['width']}.png", full_page=True)
         page.goto(f"{url}/image/", wait_until="networkidle")
@@ -119,3 +120,24 @@ def test_grid_tells_stored_chunks_from_absent_ones(
     assert tuple(colour_at(shown, 0.5, 0.1)) not in absent | stored
     assert width <= viewport["width"]
     assert not faults
+
+
+def test_grid_of_a_slow_store_is_filled_in(
+    browser: Browser, tmp_path: Path, pictures: Path
+) -> None:
+    """A grid shows chunks as not read while their store hangs, and is renewed by itself."""
+    array = zarr.create_array(str(tmp_path), shape=(64, 64), dtype="u1", chunks=(16, 16))
+    array[...] = 1
+    gate = Gate(part="c/3/")
+    datasets = {"slow": DatasetSettings(url=str(tmp_path))}
+    with (
+        serving(Settings(datasets=datasets), wrap=gate.wrap) as url,
+        browser.new_context(viewport=DESK) as context,
+    ):
+        page = context.new_page()
+        page.goto(f"{url}/slow/", wait_until="commit")
+        page.locator("img[alt='12 of 12 chunks stored']").wait_for()
+        page.screenshot(path=pictures / "array-slow.png", full_page=True)
+        gate.open()
+        page.locator("img[alt='16 of 16 chunks stored']").wait_for()
+        page.wait_for_load_state("networkidle")  # else a picture outlives the service

@@ -22,12 +22,12 @@ from shardgate.errors import BadParameterError, BusyError
 from shardgate.model import ObjectRef
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.local import LocalStore
-from shardgate.storage.wrappers import StoreWrapper
-from shardgate.web.grids import ChunkGrids, draw_grid
+from shardgate.web.chunk_grids import ChunkGrids, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import Histogram, PlaneValues
 from tests.support.auth.people import TOKENS, caller
+from tests.support.gates import Gate
 from tests.support.pages import open_page, parse
 from tests.support.resolving import reading
 from tests.support.serving import client_of
@@ -264,32 +264,18 @@ def test_grid_without_a_plane_is_400(client: httpx.Client, path: str) -> None:
     assert get(client, "data", "grid.svg", path=path).status_code == 400
 
 
-class Stalled(StoreWrapper):
-    """A store that has no answer for chunks until it is told to go on."""
-
-    def __init__(self) -> None:
-        super().__init__(LocalStore())
-        self.goes_on = asyncio.Event()
-
-    async def stat(self, ref: ObjectRef) -> Any:
-        """Wait for all but the first row of chunks."""
-        if "/c/" in ref.key and "/c/1/0/" not in ref.key:
-            await self.goes_on.wait()
-        return await super().stat(ref)
-
-
 async def test_grid_of_a_slow_store_is_filled_in(tmp_path: Path) -> None:
     """A grid whose store hangs shows chunks that are not read yet, later with the others."""
     write_sparse(tmp_path)
-    store = Stalled()
-    read = reading(store, root=ObjectRef(tmp_path.as_uri(), ""))
+    gate = Gate(part="/c/1/2/")
+    read = reading(gate.wrap(LocalStore()), root=ObjectRef(tmp_path.as_uri(), ""))
     grids = ChunkGrids(read.resolver, wait_s=0.2)
     try:
         async with asyncio.timeout(60):
             while (partial := await _try(grids, read.dataset)) is None or not partial.states:
                 pass
             assert b"not read yet" in draw_grid(partial)
-            store.goes_on.set()
+            gate.open()
             while not (grid := await grids.get(read.dataset, "plain", None, {})).is_complete:
                 pass
     finally:

@@ -34,8 +34,8 @@ def test_section_is_cut_to_the_middle(
     shape: tuple[int, ...], chunks: tuple[int, ...], kinds: str, ranges: list[tuple[int, int]]
 ) -> None:
     """A section has at most 4 million values and about 1,024 chunks, from the middle."""
-    plane = plane_of(shape, [KINDS[each] for each in kinds], is_bytes=False)
-    section = plan_section(shape, chunks, plane, choices_of(node_of(shape, kinds), {}))
+    node = node_of(shape, kinds)
+    section = plan_section(shape, chunks, plane_of(node), choices_of(node, {}))
 
     assert [(each.start, each.stop) for each in section.ranges] == ranges
     assert prod(map(len, section.ranges)) <= MOST_VALUES

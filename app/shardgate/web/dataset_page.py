@@ -175,7 +175,8 @@ class DatasetPages:
             attributes=await run_in_thread(_attributes, node),
             snippets=_snippets(url, found),
             plane=None if choices is None else _plane_query(key.rstrip("/"), at),
-            choices=choices or (),
+            # Names with characters that no page can have are left out.
+            sliders=[each for each in choices or () if each.size > 1 and each.name.isprintable()],
             has_preview=has_viewer and _NUMBERS.match(data_type) is not None,
             viewer=f"{api}/viewer?path={path}" if is_linked else None,
             names=others,
@@ -266,7 +267,7 @@ def _links_to_refs(overview: FolderOverview) -> set[str]:
 
 
 def _creation(base: str, dataset: ServedDataset, request: Request) -> Mapping[str, str]:
-    """Return requests that begin an empty *dataset*; none for a caller who may not write there."""
+    """Return requests that begin an empty *dataset*; none if the caller may not write there."""
     caller = cast("Caller | None", request.caller) or NOBODY
     if request.segment is not None or not may_write(caller, dataset):
         return {}

@@ -15,7 +15,7 @@ from shardgate.gateway.entity_headers import cache_headers
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.grids import ChunkGrids, draw_grid
+from shardgate.web.chunk_grids import ChunkGrids, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import PENDING, Preview, Previews

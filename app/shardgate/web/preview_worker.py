@@ -171,7 +171,8 @@ def stretch(
         return np.where(is_valid, _GREY / 255, 0)
     low, high = shown
     with np.errstate(over="ignore"):
-        return np.nan_to_num(((floats - low) / (high - low)).clip(0, 1))
+        scaled = ((floats - low) / (high - low)).clip(0, 1)
+    return np.where(np.isnan(scaled), 0, scaled)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,7 @@ class Previews:
 
     async def _look(self, dataset: Dataset, name: PictureName) -> _Look:
         path, drawing = await self._planner.plan(dataset, name)
+        drawing.check_chunk()
         return _Look(path, drawing, await self._planner.locate(dataset, drawing))
 
     async def _draw(self, dataset: Dataset, name: PictureName, known: Preview) -> Preview:

@@ -44,12 +44,12 @@ class Choice(NamedTuple):
     axis: int
     name: str
     size: int
-    index: int | None
+    at: int | None
     """`None` for all channels at once, each in its colour."""
 
     def index_in(self, size: int) -> int:
         """Return the position in another level, which has *size* elements."""
-        return (2 * (self.index or 0) + 1) * size // (2 * self.size)  # where its middle is
+        return (2 * (self.at or 0) + 1) * size // (2 * self.size)  # where its middle is
 
 
 class ArraySection(NamedTuple):
@@ -84,6 +84,8 @@ class Drawing(NamedTuple):
     """Coordinates of the first element."""
     inside: str = ""
     """Prefix of the names of chunks for TensorStore."""
+    item_nbytes: int = 16
+    """Of an element; the largest one where the type is unknown."""
     channels: Sequence[Channel | None] = ()
     """Along the channel axis of the section; `None` for one that is not drawn."""
 
@@ -92,12 +94,22 @@ class Drawing(NamedTuple):
         """Elements along the longer side of the whole array."""
         return max(self.shape[axis] for axis in self.section.order[:2])
 
+    def check_chunk(self) -> None:
+        """Raise `UndrawableError` if a decoded chunk is too large for a picture."""
+        nbytes = prod(self.chunk_shape) * self.item_nbytes
+        if nbytes > _MOST_CHUNK_NBYTES:
+            raise UndrawableError(f"chunks of {nbytes} bytes are too large")
+
+    @property
+    def cells(self) -> Sequence[range]:
+        """Positions along each axis of the grid, of the chunks that the section needs."""
+        sizes = zip(self.section.ranges, self.chunk_shape, strict=True)
+        return [range(part.start // size, (part.stop - 1) // size + 1) for part, size in sizes]
+
     @property
     def chunks(self) -> list[str]:
-        """Names of the chunks that the section needs."""
-        sizes = zip(self.section.ranges, self.chunk_shape, strict=True)
-        cells = [range(part.start // size, (part.stop - 1) // size + 1) for part, size in sizes]
-        return [self.name(cell) for cell in product(*cells)]
+        """Names of these chunks."""
+        return [self.name(cell) for cell in product(*self.cells)]
 
     @property
     def request(self) -> dict[str, Json]:
@@ -114,10 +126,31 @@ class Drawing(NamedTuple):
 
 
 def choices_of(node: NodeView, at: Indices) -> Sequence[Choice]:
-    """Return the positions that a picture of *node* shows. Raises: `UndrawableError`, and
-    `BadParameterError` for a position *at* an axis that is unknown or shorter.
+    """Return the positions along all axes of *node* but those of its plane: by default the first
+    time and channel, or all channels that have colours, and the middle of other axes.
+
+    Raises: `UndrawableError`, `BadParameterError` for one *at* an axis that is unknown or shorter.
     """
-    return _choose(node, _plane_of_node(node), at)
+    plane = plane_of(node)
+    others = {
+        axis.name: number for number, axis in enumerate(node.array.axes) if number not in plane
+    }
+    for name in at:
+        if name not in others:
+            known = ", ".join(f"at.{visible(each, 40)}" for each in others) or "none"
+            raise BadParameterError(f"at.{visible(name, 40)}: the picture has {known}")
+    choices = []
+    channel_axes = [axis for axis in others.values() if node.array.axes[axis].kind == "channel"]
+    for name, number in others.items():
+        axis = node.array.axes[number]
+        chosen = at.get(name)
+        if chosen is not None and chosen >= axis.size:
+            raise BadParameterError(f"at.{visible(name, 40)}: {chosen} is not below {axis.size}")
+        has_colours = bool(node.channels) and channel_axes == [number] and not node.array.is_labels
+        if chosen is None and not has_colours:
+            chosen = 0 if axis.kind in ("time", "channel") else axis.size // 2
+        choices.append(Choice(number, name, axis.size, chosen))
+    return choices
 
 
 def draw_zarr(document: ServedDocument, directory: str, node: NodeView, at: Indices) -> Drawing:
@@ -132,11 +165,9 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView, at: Indi
         raise UndrawableError("the chunk grid is not regular")
     if len(node.array.axes) != len(shape):
         raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(node.array.axes)}")
-    plane = _plane_of_node(node)
-    choices = _choose(node, plane, at)
+    choices = choices_of(node, at)
     channels = _drawn_channels(node, choices)
-    section = plan_section(shape, chunk_shape, plane, choices, len(channels))
-    _check_chunk(chunk_shape, item_nbytes(array.data_type))
+    section = plan_section(shape, chunk_shape, plane_of(node), choices, len(channels))
     return Drawing(
         driver=array.driver,
         # TensorStore refuses NaN, which attributes may have
@@ -149,6 +180,7 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView, at: Indi
         is_labels=node.array.is_labels,
         directory=directory,
         origin=(0,) * len(shape),
+        item_nbytes=item_nbytes(array.data_type) or 16,
         channels=channels,
     )
 
@@ -196,10 +228,8 @@ def _draw_scale(
     document = info.value.document
     shape = (*bounds.size, node.array.axes[-1].size)
     chunk_shape = (*bounds.chunk_size, shape[-1])
-    plane = _plane_of_node(node)
-    section = plan_section(shape, chunk_shape, plane, _choose(node, plane, at))
+    section = plan_section(shape, chunk_shape, plane_of(node), choices_of(node, at))
     columns, rows, *others = section.order
-    _check_chunk(chunk_shape, item_nbytes(document.get("data_type")))
     chunk_sizes = [list(bounds.chunk_size)]
     read = ("@type", "type", "data_type", "num_channels")  # by TensorStore, beside the scales
     members = {name: document[name] for name in read if name in document}
@@ -216,6 +246,7 @@ def _draw_scale(
         directory=join_path(container.rstrip("/"), scale.path or ""),
         origin=(*bounds.voxel_offset, 0),
         inside="scale/",
+        item_nbytes=item_nbytes(document.get("data_type")) or 16,
     )
 
 
@@ -228,10 +259,17 @@ class Plane(NamedTuple):
     """A channel axis of three bytes: red, green and blue."""
 
 
-def plane_of(shape: Sequence[int], kinds: Kinds, *, is_bytes: bool) -> Plane:
-    """Return the last two axes of space, or else of all. Raises: `UndrawableError`."""
+def plane_of(node: NodeView) -> Plane:
+    """Return the last two axes of space, or else of all; of a volume x and y.
+
+    Raises: `UndrawableError`.
+    """
+    shape = node.array.shape or ()
     if len(shape) < 2 or not prod(shape):  # noqa: PLR2004
         raise UndrawableError(f"an array of shape {list(shape)} has no picture")
+    kinds: Kinds = [axis.kind for axis in node.array.axes]
+    if node.kind == "volume":
+        kinds = _OF_VOLUMES[: len(shape)]
     spatial = [axis for axis, kind in enumerate(kinds) if kind == "space"]
     rows, columns = (spatial if len(spatial) > 1 else range(len(shape)))[-2:]
     colours = [
@@ -239,43 +277,10 @@ def plane_of(shape: Sequence[int], kinds: Kinds, *, is_bytes: bool) -> Plane:
         for axis, kind in enumerate(kinds)
         if kind == "channel" and shape[axis] == _COLOURS and axis not in (rows, columns)
     ]
-    return Plane(rows, columns, colours[0] if is_bytes and len(colours) == 1 else None)
-
-
-def _plane_of_node(node: NodeView) -> Plane:
-    sizes = node.array.shape or ()
-    # A volume has x and y first.
-    kinds = [axis.kind for axis in node.array.axes]
-    if node.kind == "volume":
-        kinds = list(_OF_VOLUMES[: len(sizes)])
     # Channels of an image have colours of their own, and three bytes of a label are none.
-    is_colour = not node.channels and not (node.kind == "volume" and node.array.is_labels)
-    return plane_of(sizes, kinds, is_bytes=is_colour and node.array.data_type == "uint8")
-
-
-def _choose(node: NodeView, plane: Plane, at: Indices) -> Sequence[Choice]:
-    """Return the positions along all axes but those of *plane*: by default the first time and
-    channel, or all channels that have colours, and the middle of other axes.
-    """
-    others = {
-        axis.name: number for number, axis in enumerate(node.array.axes) if number not in plane
-    }
-    for name in at:
-        if name not in others:
-            known = ", ".join(f"at.{visible(each, 40)}" for each in others) or "none"
-            raise BadParameterError(f"at.{visible(name, 40)}: the picture has {known}")
-    choices = []
-    channel_axes = [axis for axis in others.values() if node.array.axes[axis].kind == "channel"]
-    for name, number in others.items():
-        axis = node.array.axes[number]
-        index = at.get(name)
-        if index is not None and index >= axis.size:
-            raise BadParameterError(f"at.{visible(name, 40)}: {index} is not below {axis.size}")
-        has_colours = bool(node.channels) and channel_axes == [number] and not node.array.is_labels
-        if index is None and not has_colours:
-            index = 0 if axis.kind in ("time", "channel") else axis.size // 2
-        choices.append(Choice(number, name, axis.size, index))
-    return choices
+    has_none = node.channels or (node.kind == "volume" and node.array.is_labels)
+    is_rgb = node.array.data_type == "uint8" and len(colours) == 1 and not has_none
+    return Plane(rows, columns, colours[0] if is_rgb else None)
 
 
 def _drawn_channels(node: NodeView, choices: Sequence[Choice]) -> Sequence[Channel | None]:
@@ -285,8 +290,8 @@ def _drawn_channels(node: NodeView, choices: Sequence[Choice]) -> Sequence[Chann
     for choice in choices:
         if node.array.axes[choice.axis].kind != "channel" or node.array.is_labels:
             continue
-        if choice.index is not None:
-            return node.channels[choice.index : choice.index + 1]
+        if choice.at is not None:
+            return node.channels[choice.at : choice.at + 1]
         first = node.channels[: min(choice.size, _MOST_CHANNELS)]
         active = [each if each.is_active else None for each in first]
         return active if any(active) else first
@@ -310,7 +315,7 @@ def plan_section(
     for choice in choices:
         first = choice.index_in(shape[choice.axis])
         ranges[choice.axis] = range(first, first + 1)
-        if choice.index is None:
+        if choice.at is None:
             ranges[choice.axis] = range(min(channels, shape[choice.axis]))
     others = [axis for axis in range(len(shape)) if axis not in (rows, columns)]
     depth = prod(len(ranges[axis]) for axis in others)
@@ -341,9 +346,3 @@ def _fit(height: int, width: int, most: int) -> tuple[int, int]:
     """Reduce the longer side, or both, so that their product is at most *most*."""
     height = min(height, max(isqrt(most), most // width))
     return height, min(width, most // height)
-
-
-def _check_chunk(chunk_shape: Sequence[int], nbytes: int | None) -> None:
-    found = prod(chunk_shape) * (nbytes or 16)  # the largest item, where the type is unknown
-    if found > _MOST_CHUNK_NBYTES:
-        raise UndrawableError(f"chunks of {found} bytes are too large")

@@ -85,7 +85,9 @@ const describe = async (picture) => {
   }
   if (!headers.has("x-shardgate-grid")) return;
   const more = new URL(url);  // of the same address the browser would show the same picture
-  more.searchParams.set("again", Number(more.searchParams.get("again")) + 1);
+  const times = Number(more.searchParams.get("again")) + 1;
+  if (times > 60) return;
+  more.searchParams.set("again", times);
   setTimeout(() => { if (picture.src === url) picture.src = more; }, 1000);
 };
 const planes = document.querySelectorAll("img.plane");

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from itertools import product
+from typing import Final
 
 import cachetools
 
@@ -23,7 +24,8 @@ from shardgate.web.sections import Drawing, Indices
 _WAIT_S: Final = 1.0  # for the chunks that a drawing shows; others follow in the next one
 _LONGEST_S: Final = 60.0
 _CACHED_S: Final = 20.0
-_MOST_GRIDS: Final = 64
+_MOST_GRIDS: Final = 32  # that are kept, each of 0.3 MB at most
+_MOST_AT_ONCE: Final = 4  # of a dataset, whose store may hang
 _SIDE: Final = 320  # of a drawing, in pixels
 _LEAST_SIDE: Final = 24
 
@@ -37,38 +39,6 @@ type Cell = tuple[int, int]
 """Row and column in the grid of chunks."""
 
 
-class _Side(NamedTuple):
-    """The chunks along one side of a drawing."""
-
-    cells: range
-    count: int
-    """Chunks along that axis of the whole array."""
-    size: int
-    """Elements of a chunk."""
-    length: int
-    """Elements of the array."""
-
-    @classmethod
-    def of(cls, drawing: Drawing, axis: int) -> "_Side":
-        part = drawing.section.ranges[axis]
-        size = drawing.chunk_shape[axis]
-        length = drawing.shape[axis]
-        cells = range(part.start // size, (part.stop - 1) // size + 1)
-        return cls(cells, -(-length // size), size, length)
-
-    @property
-    def extent(self) -> int:
-        """Elements of all chunks that are drawn."""
-        return min(self.cells.stop * self.size, self.length) - self.cells.start * self.size
-
-    def edges(self, pixels: float) -> Mapping[int, float]:
-        """Return where each chunk begins, and the last one ends, in a drawing of *pixels*."""
-        scale = pixels / self.extent
-        first = self.cells.start
-        edges = {cell: (cell - first) * self.size * scale for cell in self.cells}
-        return edges | {self.cells.stop: pixels}
-
-
 @dataclass(slots=True)
 class ChunkGrid:
     """The chunks of a plane, whose states become known one by one."""
@@ -77,20 +47,20 @@ class ChunkGrid:
     path: str
     """Of the array or image that was asked for."""
     states: dict[Cell, str] = field(default_factory=dict)
-    shards: dict[Cell, str | None] = field(default_factory=dict)
-    """Name of the shard of each chunk; `None` for one that is an object of its own."""
+    shards: dict[Cell, int | None] = field(default_factory=dict)
+    """Number of the shard of each chunk; `None` for one that is an object of its own."""
 
     @property
-    def sides(self) -> tuple[_Side, _Side]:
-        """Rows and columns."""
+    def axes(self) -> tuple[int, int]:
+        """Axes of the rows and the columns."""
         rows, columns, *_ = self.drawing.section.order
-        return _Side.of(self.drawing, rows), _Side.of(self.drawing, columns)
+        return rows, columns
 
     @property
     def cells(self) -> Sequence[Cell]:
         """Chunks that are drawn, row by row."""
-        rows, columns = self.sides
-        return [(row, column) for row in rows.cells for column in columns.cells]
+        rows, columns = (self.drawing.cells[axis] for axis in self.axes)
+        return list(product(rows, columns))
 
     @property
     def is_complete(self) -> bool:
@@ -99,11 +69,20 @@ class ChunkGrid:
 
     def name_of(self, cell: Cell) -> str:
         """Return the name of the chunk at *cell*, at the first of all other positions."""
-        parts = zip(self.drawing.section.ranges, self.drawing.chunk_shape, strict=True)
-        position = [part.start // size for part, size in parts]
-        for axis, at in zip(self.drawing.section.order[:2], cell, strict=True):
+        position = [part.start for part in self.drawing.cells]
+        for axis, at in zip(self.axes, cell, strict=True):
             position[axis] = at
         return self.drawing.name(tuple(position))
+
+    def edges(self, axis: int) -> Mapping[int, int]:
+        """Return the first element of each chunk along *axis*, and the end of the last one, counted
+        from the first.
+        """
+        cells = self.drawing.cells[axis]
+        size = self.drawing.chunk_shape[axis]
+        edges = {cell: (cell - cells.start) * size for cell in cells}
+        end = min(cells.stop * size, self.drawing.shape[axis])
+        return edges | {cells.stop: end - cells.start * size}
 
 
 class ChunkGrids:
@@ -122,7 +101,6 @@ class ChunkGrids:
         self._clock = clock
         self._looks = SingleFlight[PictureName](outlasts=True)
         self.aclose = self._looks.aclose
-        self._turns = asyncio.Semaphore(4)
         self._under_way: set[PictureName] = set()
         self._known = cachetools.LRUCache[PictureName, tuple[ChunkGrid, float]](_MOST_GRIDS)
 
@@ -134,8 +112,9 @@ class ChunkGrids:
         name = await self._planner.name(dataset, path, ref, at)
         grid, expires_at = self._known.get(name, (None, 0.0))
         if grid is None or self._clock() >= expires_at:
-            if name not in self._under_way and len(self._under_way) >= _MOST_GRIDS:
-                raise BusyError("too many grids of chunks are read at the same time")
+            others = self._under_way - {name}
+            if sum(other.dataset == name.dataset for other in others) >= _MOST_AT_ONCE:
+                raise BusyError(f"other grids of {dataset.name} are read at this time")
             look = partial(self._look, dataset, name)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_s):
@@ -148,10 +127,10 @@ class ChunkGrids:
     async def _look(self, dataset: Dataset, name: PictureName) -> None:
         self._under_way.add(name)
         try:
-            async with self._turns, asyncio.timeout(_LONGEST_S):
+            async with asyncio.timeout(_LONGEST_S):
                 path, drawing = await self._planner.plan(dataset, name)
                 grid = ChunkGrid(drawing, path)
-                self._known[name] = grid, 0.0
+                self._known.setdefault(name, (grid, 0.0))  # an older one is complete
                 await self._read(dataset, grid)
             self._known[name] = grid, self._clock() + _CACHED_S
         except DecodeError as error:
@@ -164,10 +143,12 @@ class ChunkGrids:
         first = VirtualKey(join_path(drawing.directory, grid.name_of(grid.cells[0])))
         layout, rest, *_ = await self._resolver.find_container(dataset, first)
         container = first.removesuffix(rest)
+        numbers: dict[str, int] = {}
         tracker = self._resolver.new_tracker()
         for number, cell in enumerate(grid.cells):
             key = join_path(drawing.directory, grid.name_of(cell)).removeprefix(container)
-            grid.shards[cell] = await layout.shard(VirtualKey(key), tracker)
+            shard = await layout.shard(VirtualKey(key), tracker)
+            grid.shards[cell] = None if shard is None else numbers.setdefault(shard, len(numbers))
             await yield_to_loop(number)
 
         async def look(cell: Cell) -> None:
@@ -182,18 +163,16 @@ class ChunkGrids:
 
 def draw_grid(grid: ChunkGrid) -> bytes:
     """Return the drawing of *grid* in SVG."""
-    rows, columns = grid.sides
-    scale = _SIDE / max(rows.extent, columns.extent)
-    width = max(columns.extent * scale, _LEAST_SIDE)
-    height = max(rows.extent * scale, _LEAST_SIDE)
-    down = rows.edges(height)
-    across = columns.edges(width)
+    down, across = (grid.edges(axis) for axis in grid.axes)
+    extents = max(down.values()), max(across.values())
+    height, width = (max(each * _SIDE / max(extents), _LEAST_SIDE) for each in extents)
+    y_scale, x_scale = height / extents[0], width / extents[1]
     paths: dict[str, list[str]] = {state: [] for state in _STATES}
     borders = []
     for cell in grid.cells:
         row, column = cell
-        top, bottom = down[row], down[row + 1]
-        left, right = across[column], across[column + 1]
+        top, bottom = (down[at] * y_scale for at in (row, row + 1))
+        left, right = (across[at] * x_scale for at in (column, column + 1))
         outline = f"M{left:.2f} {top:.2f}H{right:.2f}V{bottom:.2f}H{left:.2f}z"
         paths[grid.states.get(cell, UNREAD)].append(outline)
         shard = grid.shards.get(cell)
@@ -215,14 +194,15 @@ def draw_grid(grid: ChunkGrid) -> bytes:
 
 def _describe(grid: ChunkGrid, counts: Mapping[str, int]) -> Sequence[str]:
     """Return the lines below a drawing."""
-    rows, columns = grid.sides
-    shards = {name for name in grid.shards.values() if name is not None}
+    drawing = grid.drawing
+    shards = {shard for shard in grid.shards.values() if shard is not None}
     holding = {grid.shards[cell] for cell, state in grid.states.items() if state == STORED}
     kind = "inner chunks" if shards else "chunks"
     line = f"{counts.get(STORED, 0):,} of {len(grid.states):,} {kind} stored"
     lines = [f"{line}, in {len(holding):,} of {len(shards):,} shards" if shards else line]
-    if len(grid.cells) < rows.count * columns.count:
-        lines.append(f"the middle of {rows.count:,} × {columns.count:,} {kind}")
-    if (directory := grid.drawing.directory) != grid.path:
-        lines.append(f"array {visible(directory.removeprefix(grid.path).strip('/'), 40)}")
+    rows, columns = (-(-drawing.shape[axis] // drawing.chunk_shape[axis]) for axis in grid.axes)
+    if len(grid.cells) < rows * columns:
+        lines.append(f"the middle of {rows:,} × {columns:,} {kind}")
+    if drawing.directory != grid.path:
+        lines.append(f"array {visible(drawing.directory.removeprefix(grid.path).strip('/'), 40)}")
     return lines

@@ -4,10 +4,19 @@ from math import prod
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardgate.survey.arrays import ArrayView, Axis
 from shardgate.web.nodes import NodeView
-from shardgate.web.sections import MOST_VALUES, UndrawableError, choices_of, plan_section, plane_of
+from shardgate.web.sections import (
+    MOST_VALUES,
+    Choice,
+    UndrawableError,
+    choices_of,
+    plan_section,
+    plane_of,
+)
 
 KINDS: Final = {"s": "space", "t": "time", "c": "channel"}
 
@@ -46,3 +55,12 @@ def test_empty_and_short_shapes_have_no_section(shape: tuple[int, ...]) -> None:
     """An array without values, or with fewer than two axes, is refused."""
     with pytest.raises(UndrawableError):
         choices_of(node_of(shape, "s" * len(shape)), {})
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2**40), st.data())
+def test_position_lies_in_every_level(size: int, level_size: int, data: st.DataObject) -> None:
+    """A position of the finest level is one of each other level, and the same at equal sizes."""
+    choice = Choice(0, "z", size, data.draw(st.integers(0, size - 1)))
+
+    assert 0 <= choice.index_in(level_size) < level_size
+    assert choice.index_in(size) == choice.at

@@ -24,21 +24,11 @@ from shardgate.web.viewer import ViewerLinks
 _SVG_TYPE: Final = "image/svg+xml"
 _SVG: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {_SVG_TYPE: {}}}}
 
-type _Path = Annotated[
-    str,
-    Query(
-        description="Path of an array, image or volume, which may begin with a ref; default: the "
-        "first."
-    ),
-]
-type _Ref = Annotated[
-    str | None,
-    Query(
-        description="Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default "
-        "`branch.main`.",
-        max_length=1024,
-    ),
-]
+_PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
+_REF: Final = "Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default `branch.main`."
+
+type _Path = Annotated[str, Query(description=_PATH)]
+type _Ref = Annotated[str | None, Query(description=_REF, max_length=1024)]
 
 
 def build_pictures(
@@ -69,7 +59,9 @@ def build_pictures(
         cannot be read for a reason that may pass is 503 until it was drawn once.
         """
         named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(named, path, ref, read_indices(request.url.query))
+        preview = await previews.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
         return _respond(request, named, preview, preview.png, "image/png")
 
     @router.get("/histogram.svg", response_class=Response, responses=_SVG)
@@ -80,7 +72,9 @@ def build_pictures(
         how many lie in each part of it. Parameters and headers are the same.
         """
         named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(named, path, ref, read_indices(request.url.query))
+        preview = await previews.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
         body = draw_histogram(preview.values)
         return _respond(request, named, preview, body, _SVG_TYPE)
 
@@ -94,7 +88,9 @@ def build_pictures(
         After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
         """
         named = datasets.find(dataset, request.scope["caller"])
-        grid = await grids.get(named, path, ref, read_indices(request.url.query))
+        grid = await grids.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
         headers = _headers_of(named)
         if not grid.is_complete:
             headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}

@@ -108,7 +108,8 @@ def colour(ids: NDArray[Any]) -> Pixels:
 def count_labels(ids: NDArray[Any]) -> Values:
     """Return the number of labels other than 0, the least and the greatest of them."""
     found = np.unique(ids[ids > 0])
-    return {"labels": (found.size, int(found[0]), int(found[-1])) if found.size else None}
+    ends = (int(found[0]), int(found[-1])) if found.size else (0, 0)
+    return {"labels": (found.size, *ends)}
 
 
 def render(

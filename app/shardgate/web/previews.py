@@ -95,6 +95,25 @@ class Preview:
         return self is PLACEHOLDER
 
 
+class _Look(NamedTuple):
+    """A planned picture, and its chunks as they are located at one time."""
+
+    path: VirtualKey
+    """Of the node, in a repository as of a snapshot."""
+    drawing: Drawing
+    chunks: Mapping[str, Entity]
+
+    @property
+    def etag(self) -> ETag:
+        """ETag of the picture."""
+        return _etag_of(self.drawing, {name: each.etag for name, each in self.chunks.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks, as stored."""
+        return sum(each.length for each in self.chunks.values())
+
+
 def _grey_png(side: int, grey: int) -> bytes:
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     rows = zlib.compress((b"\0" + bytes([grey]) * side) * side)
@@ -113,25 +132,6 @@ def worker_command() -> Sequence[str] | None:
     if find_spec("tensorstore") is None or find_spec("PIL") is None:
         return None
     return sys.executable, "-IB", str(_WORKER)
-
-
-class _Look(NamedTuple):
-    """A planned picture, and its chunks as they are located at one time."""
-
-    path: VirtualKey
-    """Of the node, in a repository as of a snapshot."""
-    drawing: Drawing
-    chunks: Mapping[str, Entity]
-
-    @property
-    def etag(self) -> ETag:
-        """ETag of the picture."""
-        return _etag_of(self.drawing, {name: each.etag for name, each in self.chunks.items()})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all chunks, as stored."""
-        return sum(each.length for each in self.chunks.values())
 
 
 class Previews:

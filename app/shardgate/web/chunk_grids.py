@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Final
@@ -122,7 +122,8 @@ class ChunkGrids:
             grid, _ = self._known.get(name, (None, 0.0))
         if grid is None:
             raise BusyError("the chunks are not read yet")
-        return grid
+        # It is drawn in a thread, while others become known.
+        return replace(grid, states={**grid.states}, shards={**grid.shards})
 
     async def _look(self, dataset: Dataset, name: PictureName) -> None:
         self._under_way.add(name)
@@ -130,7 +131,7 @@ class ChunkGrids:
             async with asyncio.timeout(_LONGEST_S):
                 path, drawing = await self._planner.plan(dataset, name)
                 grid = ChunkGrid(drawing, path)
-                self._known.setdefault(name, (grid, 0.0))  # an older one is complete
+                self._known.setdefault(name, (grid, 0.0))  # an older one shows more
                 await self._read(dataset, grid)
             self._known[name] = grid, self._clock() + _CACHED_S
         except DecodeError as error:

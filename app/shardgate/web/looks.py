@@ -16,6 +16,7 @@ from shardgate.model import VirtualKey, join_path
 from shardgate.read.bodies import Entity, Selection
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
+from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
 from shardgate.web.nodes import NodeView, find_images, read_document, read_node
 from shardgate.web.rendering import visible
@@ -89,8 +90,8 @@ class Planner:
                 return pinned, await self._plan(dataset, pinned, name.indices)
             except BadParameterError:
                 raise
-            except (DecodeError, ShardgateError):
-                if is_node:
+            except (DecodeError, ShardgateError) as error:
+                if is_node or may_pass(error):
                     raise
         raise UndrawableError("there is no array with two axes")
 
@@ -165,6 +166,13 @@ class Planner:
         if drawing is None:
             raise fault
         return drawing
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the next attempt may succeed, so that what is known is kept until then."""
+    if isinstance(error, ShardgateError):
+        return status_of(error) in RETRIED
+    return isinstance(error, TimeoutError)
 
 
 def _spell_ref(ref: str) -> str:

@@ -28,9 +28,8 @@ from shardgate.read.bodies import Entity
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
-from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
-from shardgate.web.looks import READS, PictureName, Planner
+from shardgate.web.looks import READS, PictureName, Planner, may_pass
 from shardgate.web.nodes import read_body
 from shardgate.web.sections import Drawing, Indices, UndrawableError
 
@@ -177,7 +176,7 @@ class Previews:
         try:
             name = await self._planner.name(dataset, path, ref, at)
         except StorageError as error:
-            return PENDING if _may_pass(error) else PLACEHOLDER
+            return PENDING if may_pass(error) else PLACEHOLDER
         known, expires_at = self._cached.get(name, (PENDING, 0.0))
         if self._clock() < expires_at:
             return known
@@ -193,7 +192,7 @@ class Previews:
             raise
         except (ShardgateError, ValueError, TimeoutError) as error:
             _log.debug("no preview of %s in %s: %s", name.path, dataset.name, error)
-            if _may_pass(error):
+            if may_pass(error):
                 made = known
                 cached_s = _RETRIED_S
         except Exception:  # noqa: BLE001 - a picture must not take its page along
@@ -285,13 +284,6 @@ class Previews:
             reason = complaint[-1000:].decode(errors="replace")
             raise UndrawableError(f"the worker ended with {process.returncode}: {reason}")
         return PlaneValues.model_validate_json(line), png
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether the next attempt may succeed, so that the last picture is kept until then."""
-    if isinstance(error, ShardgateError):
-        return status_of(error) in RETRIED
-    return isinstance(error, TimeoutError)
 
 
 def _check_size(nbytes: int) -> None:

@@ -51,6 +51,7 @@ from shardgate.storage.contract import ObjectStore
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.stores import Stores
 from shardgate.storage.wrappers import Call, OnCall, TracedStore
+from shardgate.web.chunk_grids import ChunkGrids
 from shardgate.web.dataset_page import DatasetPages
 from shardgate.web.error_page import ErrorPages
 from shardgate.web.login import build_login
@@ -122,11 +123,16 @@ def create_app(
             for part in (shared.stores, *access.opened, aclosing(rewrites), aclosing(committer)):
                 await stack.enter_async_context(part)
             stack.push_async_callback(overviews.aclose)
+            stack.push_async_callback(grids.aclose)
             yield
 
     overviews = OverviewCache(resolver)
+    grids = ChunkGrids(resolver)
     cors = Cors(settings.server.cors_origins)
-    routes = [*access.routes, *_build_routes(shared, committer, datasets, bodies)]
+    previews = _build_previews(shared)
+    links = ViewerLinks(resolver, previews, settings.login.viewers)
+    pictures = build_pictures(datasets, previews, grids, links)
+    routes = [pictures, *access.routes, *_build_routes(shared, committer, datasets, bodies)]
     explain = ErrorPages(settings.login).explain
     api = _build_api(shared, datasets, overviews, routes, explain)
     gateway = Gateway(
@@ -162,19 +168,21 @@ def _build_api(
 ) -> FastAPI:
     resolver = shared.resolver
     login = shared.settings.login
-    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
-    previews = Previews(resolver, encoded, worker_command())
-    links = ViewerLinks(resolver, previews, login.viewers)
     api = build_api(
         datasets,
         resolver,
         shared.metrics,
-        [build_pictures(datasets, previews, links), *routes],
+        routes,
         start_page=StartPage(datasets, overviews, login),
         explain=explain,
     )
     add_viewer(api)
     return api
+
+
+def _build_previews(shared: Shared) -> Previews:
+    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
+    return Previews(shared.resolver, encoded, worker_command())
 
 
 def _build_reading(

@@ -95,6 +95,7 @@ def test_start_page_shows_what_the_person_may_see(browser: Browser) -> None:
     ("path", "headers"),
     [
         ("/private/", HTML),
+        ("/private/?at.z=3", HTML),
         ("/api/datasets/private", {}),
         ("/api/datasets/private", {"sec-fetch-site": "same-origin"}),
         ("/private/", HTML | {"sec-fetch-site": "none"}),
@@ -296,6 +297,7 @@ def test_failing_records_of_tokens_are_told(provider: Provider, tmp_path: Path) 
         failed = browser.client.post("/login/end")
 
     assert page.status_code == failed.status_code == 503
-    assert re.findall('<a [^>]*href="([^"]*)"', page.text) == ["", "/"]
+    links = re.findall('<a [^>]*href="([^"]*)"', page.text.partition("<main>")[2])
+    assert links[:2] == ["", "/"]
     assert "at the moment" in failed.json()["detail"]
     assert browser.name("session") not in browser.client.cookies

@@ -10,13 +10,15 @@ from shardgate.storage.wrappers import StoreWrapper
 
 
 class Gate:
-    """Holds all reads of buckets whose names end in *ending*, until it is opened.
+    """Holds all reads of buckets whose names end in *ending*, and of keys with *part*, until it is
+    opened.
 
     Each read of any bucket takes *read_s* before that.
     """
 
-    def __init__(self, ending: str = "", *, read_s: float = 0) -> None:
+    def __init__(self, ending: str = "", *, part: str = "", read_s: float = 0) -> None:
         self._ending = ending
+        self._part = part
         self._read_s = read_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened = asyncio.Event()
@@ -33,7 +35,7 @@ class Gate:
     async def enter(self, ref: ObjectRef) -> None:
         """Wait until *ref* may be read."""
         await asyncio.sleep(self._read_s)
-        if ref.bucket.endswith(self._ending):
+        if ref.bucket.endswith(self._ending) and self._part in ref.key:
             self._loop = asyncio.get_running_loop()
             await self._opened.wait()
 

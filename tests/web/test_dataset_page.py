@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Generator
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
@@ -16,11 +17,12 @@ import pytest
 import zarr
 
 from shardgate.settings import DatasetSettings, Settings
+from tests.support.auth.people import TOKENS, caller
 from tests.support.examples import datasets_of
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import LITTLE, array_metadata, rectilinear
 from tests.support.lacking import need
-from tests.support.pages import Page, open_page
+from tests.support.pages import Page, open_page, parse
 from tests.support.serving import client_of
 
 TIMES: Final = " \N{MULTIPLICATION SIGN} "
@@ -56,7 +58,12 @@ def client(
     unequal = tmp_path_factory.mktemp("unequal")
     array = array_metadata([5, 7], [], [LITTLE], chunk_grid=rectilinear([2, 3], [3, 4]))
     write_files({"array/zarr.json": json.dumps(array).encode()}, unequal)
+    weather = tmp_path_factory.mktemp("weather")
+    group = zarr.create_group(str(weather))
+    for name, shape in {"crs": (), "lat": (4,), "t2m": (3, 4, 5), "time": (3,)}.items():
+        group.create_array(name, shape=shape, dtype="f4")
     paths = {"all": demo_paths["image"].parent, "odd": hostile, "unequal": unequal}
+    paths["weather"] = weather
     datasets = datasets_of(demo_paths)
     datasets |= {name: DatasetSettings(url=str(path)) for name, path in paths.items()}
     datasets["history"] = DatasetSettings(url=str(history), writable=True)
@@ -112,6 +119,11 @@ def test_image_page_has_axes_and_levels(client: httpx.Client) -> None:
     assert links == ["./s0/", "./s1/", "./s2/"]
 
 
+def test_coordinates_follow_the_data(client: httpx.Client) -> None:
+    """Arrays of one axis or none are listed behind those of several."""
+    assert open_page(client, "/weather/").texts("tbody/tr/th") == ["t2m", "crs", "lat", "time"]
+
+
 def test_repository_page_has_refs_and_history(client: httpx.Client) -> None:
     """The page of a repository links its refs and snapshots; that of a tag has its own history."""
     page = open_page(client, "/all/history.icechunk/")
@@ -164,7 +176,8 @@ def test_folder_page_links_arrays_of_every_format(client: httpx.Client) -> None:
 def test_breadcrumbs_lead_to_every_folder_above(client: httpx.Client, path: str) -> None:
     """Breadcrumbs are relative links to the start page and to all folders above."""
     page = open_page(client, path)
-    links = [urljoin(path, link) for link in page.links("nav")]
+    crumbs = [link for link in page.links("nav[@class='crumbs']") if "api/" not in link]
+    links = [urljoin(path, link) for link in crumbs]
     parts = path.strip("/").split("/")
 
     assert links == ["/", *(f"/{'/'.join(parts[:at])}/" for at in range(1, len(parts)))]
@@ -173,7 +186,7 @@ def test_breadcrumbs_lead_to_every_folder_above(client: httpx.Client, path: str)
 
 def test_dataset_page_links_its_description(client: httpx.Client) -> None:
     """The page of a dataset links the description of the dataset for programs."""
-    *_, link = open_page(client, "/image/").links("header")
+    *_, link = open_page(client, "/image/").links("nav[@class='crumbs']")
 
     assert client.get(urljoin("/image/", link)).json()["name"] == "image"
 
@@ -206,6 +219,49 @@ def test_hostile_names_are_escaped(client: httpx.Client) -> None:
         assert client.get(urljoin("/odd/repository/", link) + "zarr.json").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("title", "heading"), [("An Icechunk repository", "Refs"), ("A Zarr array", "Arrays")]
+)
+def test_empty_dataset_shows_requests_that_begin_it(
+    tmp_path: Path, title: str, heading: str
+) -> None:
+    """The page of an empty dataset has, for who may write, a request for each way to begin."""
+    need("curl")
+    datasets = {
+        "ours": DatasetSettings(url=str(tmp_path), writable=True),
+        "others": DatasetSettings(url=str(tmp_path), writable=True, write=("ana",)),
+        "read-only": DatasetSettings(url=str(tmp_path)),
+    }
+    callers = {"ana": caller(TOKENS["ana"])}
+    with client_of(Settings(datasets=datasets, callers=callers)) as served:
+        page = open_page(served, "/ours/")
+        code = dict(zip(page.texts("h3"), page.all("pre/code"), strict=True))
+        assert [open_page(served, f"/{name}/").all("pre") for name in ("others", "read-only")] == [
+            [],
+            [],
+        ]
+        subprocess.run(["sh", "-c", code[title].text or ""], check=True)
+        begun = open_page(served, "/ours/")
+
+    assert heading in begun.texts("h2")
+    assert not begun.all("h3")
+
+
+@pytest.mark.parametrize("path", ["/", "/image/", "/image/s0/", "/odd/repository/", "/nothing/"])
+def test_every_page_has_a_header_and_a_footer(client: httpx.Client, path: str) -> None:
+    """Each page, also of an error, has name and version, and leads to all datasets, the API and its
+    documentation.
+    """
+    answer = client.get(path, headers={"accept": "text/html"})
+    page = Page(answer, parse(answer.text))
+
+    for part in ("header", "footer"):
+        assert version("shardgate") in page.texts(part)[0]
+    links = [urljoin(path, link) for link in page.links("header")][:3]
+    assert links == ["/", "/api/datasets", "/docs"]
+    assert [client.get(link).status_code for link in links] == [200] * 3
+
+
 def test_page_of_nothing_is_404(client: httpx.Client) -> None:
     """A folder in which nothing is found is 404, for browsers with a link to its dataset."""
     told = "there are no keys below all/none/"
@@ -219,14 +275,19 @@ def test_page_of_nothing_is_404(client: httpx.Client) -> None:
 
 
 def test_page_keeps_the_links_of_a_listing(client: httpx.Client) -> None:
-    """The page has the links of the plain listing, which other clients get; both vary by Accept."""
+    """The page has the links of the plain listing, which other clients get, each in one of its
+    lists; both vary by Accept.
+    """
     for path in ("/image/", "/all/", "/history/@tag.landfall/"):
         plain = client.get(path)
         page = open_page(client, path)
         assert plain.headers["vary"] == page.answer.headers["vary"] == "Accept"
         assert plain.text.startswith("<!doctype html>\n<html><head><title>/")
         links = [line.partition('href="')[2].partition('"')[0] for line in plain.text.splitlines()]
-        assert page.links("ul[@class='plain keys']") == [link for link in links if link]
+        keys = set(page.links("ul[@class='plain keys']"))
+        others = set(page.links("table")) | set(page.links("ul[@class='plain'][1]"))
+        assert keys | others >= {link for link in links if link}
+        assert not keys & others
 
 
 def test_session_page_links_its_keys(client: httpx.Client) -> None:
@@ -236,7 +297,7 @@ def test_session_page_links_its_keys(client: httpx.Client) -> None:
     page = open_page(client, path)
 
     assert page.texts("h1") == [f"@session.{begun['session_id']}"]
-    assert page.texts("nav/a") == ["Shardgate", "history"]
+    assert page.texts("nav[@class='crumbs']/a") == ["Datasets", "history"]
     assert unquote(page.snippets()["curl"]).endswith(f"{path}zarr.json")
     assert "./zarr.json" in page.links("ul[@class='plain keys']")
     for link in (*page.links("table"), "./s1/"):

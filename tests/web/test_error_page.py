@@ -32,7 +32,8 @@ async def explain(
 
 
 def links(page: str) -> list[str]:
-    """Return where the links of a page lead."""
+    """Return where the links of a page lead, between its header and its footer."""
+    page = page.partition("<main>")[2].partition("</main>")[0]
     return [html.unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', page)]
 
 
@@ -62,6 +63,7 @@ async def test_page_of_an_error_leads_on(path: str, status: int, ways: list[str]
     headers, page = await explain(path, status)
 
     assert links(page) == [*ways, "/arrays/"]
+    assert f"<h1>{HTTPStatus(status).phrase}</h1>" in page
     assert headers[b"content-type"] == b"text/html; charset=utf-8"
     assert headers[b"cache-control"] == b"no-store"
     assert b"frame-ancestors 'none'" in headers[b"content-security-policy"]

@@ -41,7 +41,8 @@ def refuse(browser: Browser, asked: httpx.Response, error: str) -> httpx.Respons
 
 def links(response: httpx.Response) -> list[str]:
     """Return where the links of a page lead."""
-    return [html.unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', response.text)]
+    page = response.text.partition("<main")[2].partition("</main>")[0]
+    return [html.unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', page)]
 
 
 @pytest.mark.parametrize("path", [f"{AUTHORIZE}?other=", "/login?page=/private/&other="])

@@ -116,14 +116,19 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.mark.parametrize("folder", DOCUMENTS)
 def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
-    """The page of an odd document is there, its link a valid state or a problem, its preview 200.
+    """The page of an odd document is there, its link a valid state or a problem, its preview and
+    histogram 200, and its grid a drawing or a problem.
 
     Pages and states are not much longer than others, whatever the length of lists and names.
     """
     page = client.get(f"/all/{folder}/", headers={"accept": "text/html"})
     link = client.get(f"/api/datasets/all/viewer?path={folder}")
     preview = client.get(f"/api/datasets/all/preview.png?path={folder}")
+    histogram = client.get(f"/api/datasets/all/histogram.svg?path={folder}")
+    grid = client.get(f"/api/datasets/all/grid.svg?path={folder}")
 
+    assert histogram.status_code == 200
+    assert grid.status_code in {200, 400, 424}
     assert page.status_code == 200
     assert len(page.content) < 300_000
     assert link.status_code in {307, 400, 424}

@@ -116,6 +116,8 @@ def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
     [
         pytest.param("data", {"path": "bytes"}, grey(BYTES), id="the only section"),
         pytest.param("data", {"path": "wide"}, grey(WIDE[3]), id="the middle section"),
+        pytest.param("data", {"path": "wide", "at.dim_0": "5"}, grey(WIDE[5]), id="another one"),
+        pytest.param("data", {"path": "weather", "at.time": "2"}, grey(WIDE[2]), id="another time"),
         pytest.param("data", {"path": "weather"}, grey(WIDE[0]), id="the first time"),
         pytest.param(
             "data",
@@ -126,6 +128,7 @@ def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
         pytest.param("data", {"path": "colours"}, COLOURS, id="three bytes are a colour"),
         pytest.param("data", {"path": "constant"}, np.full((9, 9), 128), id="constants are grey"),
         pytest.param("volumes", {"path": "em"}, grey(VOLUME[..., 4].T), id="a volume has x right"),
+        pytest.param("volumes", {"path": "em", "at.z": "8"}, grey(VOLUME[..., 8].T), id="its end"),
         pytest.param("volumes", {"path": "em/4_4_40"}, grey(VOLUME[..., 4].T), id="a scale"),
         pytest.param("repo", {"path": "a", "ref": "tag.v1"}, grey(BYTES), id="a tag"),
         pytest.param("repo", {"path": "a", "ref": "branch.main"}, grey(255 - BYTES), id="a branch"),
@@ -303,7 +306,7 @@ async def test_picture_is_made_again_of_changed_values(tmp_path: Path) -> None:
     objects = Interrupted()
     drawn = drawing(tmp_path, objects=objects)
     first = await drawn.get()
-    assert first.contrast == contrast_of(BYTES)
+    assert first.values.contrast == contrast_of(BYTES)
     drawn.clock.now += 100
     assert await drawn.get() is first
 
@@ -321,7 +324,7 @@ async def test_picture_is_made_again_of_changed_values(tmp_path: Path) -> None:
     drawn.clock.now += 3
     second = await drawn.get()
     assert second.etag != first.etag
-    assert second.contrast == contrast_of(255 - BYTES)
+    assert second.values.contrast == contrast_of(255 - BYTES)
 
 
 async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
@@ -342,7 +345,9 @@ async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
 
     assert (first.is_mixed, first.is_placeholder) == (True, False)
     assert (second.is_mixed, second.is_placeholder) == (False, False)
-    assert second.contrast == contrast_of(np.asarray(zarr.open_array(str(tmp_path / "a"))[...]))
+    assert second.values.contrast == contrast_of(
+        np.asarray(zarr.open_array(str(tmp_path / "a"))[...])
+    )
 
 
 async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> None:
@@ -362,7 +367,7 @@ async def test_picture_of_a_repository_is_of_one_snapshot(tmp_path: Path) -> Non
 
     assert next(numbers) > 1
     assert not made.is_mixed
-    assert made.contrast == contrast_of(255 - BYTES)
+    assert made.values.contrast == contrast_of(255 - BYTES)
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def properties(page: Page) -> dict[str, str]:
 def test_page_of_a_field_in_a_set_describes_it(client: httpx.Client, dataset: str) -> None:
     """The page of a NetCDF variable has its shape, type, unit, codecs, axes and picture."""
     page = open_page(client, f"/{dataset}/t2m/")
-    (picture,) = [image.attrib["src"] for image in page.all("img")]
+    picture, histogram, grid = [image.attrib["src"] for image in page.all("img")]
 
     assert properties(page) == {
         "Shape": TIMES.join(["2", "90", "70"]),
@@ -160,6 +160,8 @@ def test_page_of_a_field_in_a_set_describes_it(client: httpx.Client, dataset: st
         client.get(f"/{dataset}/t2m/{picture}").content
         == client.get("/api/datasets/files/preview.png?path=v3").content
     )
+    for drawing in histogram, grid:
+        assert client.get(f"/{dataset}/t2m/{drawing}").headers["content-type"] == "image/svg+xml"
 
 
 @pytest.mark.parametrize("dataset", ["json", "parquet"])
@@ -246,7 +248,7 @@ def test_undrawable_array_has_a_page_with_the_reason(
 
     assert properties(page)["Type"] == data_type
     assert reason in " ".join(page.texts("p[@class='hint']"))
-    assert page.all("img") == []
+    assert not [each for each in page.all("img") if "preview.png" in each.attrib["src"]]
     assert preview.content == PLACEHOLDER.png
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
@@ -98,6 +99,7 @@ def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
     """
     app = FastAPI(
         title="Shardgate",
+        version=version("shardgate"),
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
@@ -129,12 +131,12 @@ def _add_datasets(
         body = DatasetList(datasets=found).model_dump_json()
         return Response(body, media_type="application/json")
 
-    @app.get("/api/datasets")
+    @app.get("/api/datasets", tags=["Datasets"])
     async def list_datasets(request: Request) -> DatasetList:
         """List the datasets that the caller may read."""
         return DatasetList(datasets=await _summaries(datasets, resolver, request))
 
-    @app.get("/api/datasets/{dataset}")
+    @app.get("/api/datasets/{dataset}", tags=["Datasets"])
     async def describe_dataset(
         request: Request,
         dataset: str,
@@ -156,12 +158,12 @@ def _add_datasets(
 
 
 def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
-    @app.get("/healthz")
+    @app.get("/healthz", tags=["Service"])
     async def is_alive() -> dict[str, str]:
         """Answer while the process runs."""
         return {"status": "ok"}
 
-    @app.get("/readyz", responses={503: {"model": Readiness}})
+    @app.get("/readyz", tags=["Service"], responses={503: {"model": Readiness}})
     async def is_ready(request: Request, response: Response) -> Readiness:
         """Check that the root of every dataset can be reached; 503 if not.
 
@@ -173,7 +175,7 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
         visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
         return Readiness(datasets={name: states[name] for name in visible})
 
-    @app.get("/metrics")
+    @app.get("/metrics", tags=["Service"])
     async def expose_metrics(request: Request) -> Response:
         """Return the metrics of this process for Prometheus."""
         datasets.demand_watching(request.scope["caller"])

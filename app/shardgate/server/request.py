@@ -145,7 +145,8 @@ class Request:
             return False
         if self.needs_asgi:
             return self.name in {"", "login", "docs", "viewer"}
-        return (self.key or "/").endswith("/") and not self.query
+        is_of_plane = self.query.startswith(b"at.")  # else it is a request of S3
+        return (self.key or "/").endswith("/") and (is_of_plane or not self.query)
 
     @property
     def fills_window(self) -> bool:

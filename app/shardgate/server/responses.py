@@ -139,7 +139,7 @@ def page_headers(*, style: str = "", script: str = "") -> Headers:
     """Return the headers of an HTML page that may use its own inline *style* and *script* only,
     and pictures of this service.
     """
-    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
+    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'self'"]
     policy.append("img-src 'self' data:")
     if style:
         policy.append(f"style-src '{csp_digest(style)}'")

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
-from urllib.parse import quote
+from typing import Final, cast
+from urllib.parse import quote, urlencode
 
-from shardgate.auth.access import ServedDataset
+from shardgate.auth.access import NOBODY, Caller, ServedDataset, may_write
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import ShardgateError, StorageUnusableError, UnknownRepositoryError
 from shardgate.formats.listing import Name
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
-from shardgate.model import VirtualKey
+from shardgate.model import VirtualKey, join_path
 from shardgate.read.resolver import Resolver
 from shardgate.server.address import address_reached_by
-from shardgate.server.request import Request, quote_key
+from shardgate.server.request import Request, quote_key, quote_segment
 from shardgate.server.responses import NO_STORE, Responder
 from shardgate.settings import LoginSettings
 from shardgate.survey.arrays import ArrayView
@@ -31,8 +31,10 @@ from shardgate.survey.inspect import (
     summarize,
 )
 from shardgate.web import snippets
+from shardgate.web.looks import AT, read_indices
 from shardgate.web.nodes import NodeView, read_node
 from shardgate.web.rendering import PageTemplate, visible
+from shardgate.web.sections import Choice, Indices, UndrawableError, choices_of
 from shardgate.web.viewer import signing_viewer_of, viewer_folder, viewer_of
 from shardgate.web.viewer_state import is_viewable
 
@@ -128,6 +130,7 @@ class DatasetPages:
         """Return the page of *folder*, which holds *names* or, because of a *failure*, unknown
         ones; `None` if nothing is found there.
         """
+        at = read_indices(request.query.decode("latin-1"))
         found = await self._look(dataset, folder)
         # Where the store cannot list, arrays of Zarr v2 are known from them alone.
         found.has_consolidated = not names or any(name == _CONSOLIDATED for name, _ in names)
@@ -141,39 +144,45 @@ class DatasetPages:
         path = quote(key.rstrip("/"), safe="")
         node = found.node
         array = found.array
-        is_shown = key == folder and node is not None and is_viewable(node)
-        is_drawn = (
-            key == folder
-            and has_viewer
-            and node is not None
-            and node.array.axes
-            and (is_shown or node.array.is_pictured)
-        )
+        is_own = key == folder  # of a session there are neither links nor pictures
+        is_shown = is_own and node is not None and is_viewable(node)
+        choices = _choices(node, at) if is_own and node is not None else None
+        rows = [
+            (each, _link_to(each, folder))
+            for each in found.overview.collections
+            if each is not array
+        ]
+        listed = {link for _, link in rows} | _links_to_refs(found.overview)
+        reasons = dict.fromkeys(filter(None, [*found.reasons, failure]))
+        is_beginning = not (folder or names or reasons) and found.is_empty
+        shown = names[:_MOST_NAMES]
+        others = [each for each in shown if f"./{quote_segment(each.name)}" not in listed]
         viewer = signing_viewer_of(address, dataset, self._login.viewers)
         is_linked = is_shown and (viewer or viewer_of(address, is_installed=has_viewer)) is not None
         return await self._page.render(
             url=url,
-            up="../" * (key.count("/") + 1),
+            home="../" * (key.count("/") + 1),
+            has_api=address.token is None,
             api=api,
             crumbs=_crumbs(request.name, key),
             node=node,
             array=array and array.found,
             stored=found.stored,
-            rows=[
-                (each, _link_to(each, folder))
-                for each in found.overview.collections
-                if each is not array
-            ],
+            rows=sorted(rows, key=lambda row: _is_coordinate(row[0].found)),
             is_all=found.overview.is_all,
-            reasons=dict.fromkeys(filter(None, [*found.reasons, failure])),
+            reasons=reasons,
             repositories=found.overview.repositories,
             history=found.history,
             is_at_ref=key.rstrip("/").rpartition("/")[2].startswith("@"),
             attributes=await run_in_thread(_attributes, node),
             snippets=_snippets(url, found),
-            preview=f"{api}/preview.png?path={path}" if is_drawn else None,
+            plane=None if choices is None else _plane_query(key.rstrip("/"), at),
+            # Names with characters that no page can have are left out.
+            sliders=[each for each in choices or () if each.size > 1 and each.name.isprintable()],
+            has_preview=has_viewer and node is not None and not node.array.why_not_pictured,
             viewer=f"{api}/viewer?path={path}" if is_linked else None,
-            names=names[:_MOST_NAMES],
+            names=others,
+            creation=_creation(address.base, dataset, request) if is_beginning else {},
             has_more_names=len(names) > _MOST_NAMES,
         )
 
@@ -227,9 +236,49 @@ async def _read_history(
     return ()
 
 
+def _choices(node: NodeView, at: Indices) -> Sequence[Choice] | None:
+    """Return the positions of the plane that pictures of *node* show; `None` if it has none.
+
+    Raises: `BadParameterError` for one *at* an axis that is unknown or shorter.
+    """
+    if not node.array.axes or node.array.has_unequal_chunks:
+        return None
+    try:
+        return choices_of(node, at)
+    except UndrawableError:
+        return None
+
+
+def _plane_query(path: str, at: Indices) -> str:
+    """Return the query of the pictures of a plane."""
+    return urlencode([("path", path), *((f"{AT}{name}", index) for name, index in at.items())])
+
+
+def _is_coordinate(found: ArrayView) -> bool:
+    """Return whether an array is listed behind others: it has one axis or none."""
+    return found.shape is not None and len(found.shape) <= 1
+
+
+def _links_to_refs(overview: FolderOverview) -> set[str]:
+    """Return the links to branches and tags."""
+    return {
+        f"./{quote_key(join_path(repository.path, tip.ref))}/"
+        for repository in overview.repositories
+        for tip in repository.tips
+    }
+
+
+def _creation(base: str, dataset: ServedDataset, request: Request) -> Mapping[str, str]:
+    """Return requests that begin an empty *dataset*; none if the caller may not write there."""
+    caller = cast("Caller | None", request.caller) or NOBODY
+    if request.segment is not None or not may_write(caller, dataset):
+        return {}
+    return snippets.creation_snippets(base, dataset.name)
+
+
 def _crumbs(dataset: str, folder: str) -> list[tuple[str, str]]:
     """Return names and relative links of the folders above, the start page first."""
-    parts = ["Shardgate", dataset, *folder.split("/")[:-1]]
+    parts = ["Datasets", dataset, *folder.split("/")[:-1]]
     return [(part, "../" * (len(parts) - at) or "./") for at, part in enumerate(parts, start=1)]
 
 
@@ -271,4 +320,4 @@ def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
         code = snippets.group_snippets(url, members, is_consolidated=is_consolidated)
     elif node.kind == "volume":
         code = snippets.volume_snippets(url)
-    return snippets.curl(f"{url}/{node.document_name}") | code
+    return code | snippets.curl(f"{url}/{node.document_name}")

@@ -46,8 +46,13 @@ class ErrorPages:
         elif status is HTTPStatus.NOT_FOUND and _is_of_dataset(request, failure):
             way = f"{request.base_path}/{quote_segment(request.name)}/"
             label = f"Show {visible(request.name, 40)}"
-        start = f"{address.root_path}/"
-        body = await self._page.render(reason=failure.detail, way=way, label=label, start=start)
+        body = await self._page.render(
+            home=f"{address.root_path}/",
+            title=status.phrase,
+            reason=failure.detail,
+            way=way,
+            label=label,
+        )
         headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, _VARY]
         for name, value in self._page.headers:
             # Of no origin: a sign-in for a viewer cannot begin in a page of the service itself.

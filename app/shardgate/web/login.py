@@ -273,6 +273,7 @@ class LoginPages:
         """Return the page that says *text*; *values* are the others of ``login.html``."""
         response = await self._page.respond(
             status,
+            home=values.get("start", ""),
             **dict.fromkeys(("message", "origins", "code", "link", *_WAYS), "") | values,
             text=text,
             is_refused=status != HTTPStatus.OK,

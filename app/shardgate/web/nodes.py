@@ -130,7 +130,8 @@ async def _read_array(resolver: Resolver, dataset: Dataset, node: NodeView) -> N
         if (array := image.place(node.array, level)) is not None:
             # A viewer that opens the array alone has all its dimensions in common with others.
             axes = [replace(axis, is_local=False) for axis in array.axes]
-            return replace(node, array=replace(array, axes=axes, is_level=True))
+            array = replace(array, axes=axes, is_level=True)
+            return replace(node, array=array, channels=image.channels)
     return node
 
 

@@ -2,27 +2,39 @@
 
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import RedirectResponse
 
 from shardgate.api.openapi import new_router
-from shardgate.auth.access import Datasets
+from shardgate.auth.access import Datasets, ServedDataset
+from shardgate.concurrency import run_in_thread
 from shardgate.errors import BusyError
 from shardgate.gateway.entity_headers import cache_headers
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.previews import PENDING, Previews
+from shardgate.web.chunk_grids import ChunkGrids, draw_grid
+from shardgate.web.histograms import draw_histogram
+from shardgate.web.looks import read_indices
+from shardgate.web.previews import PENDING, Preview, Previews
 from shardgate.web.viewer import ViewerLinks
+
+_SVG_TYPE: Final = "image/svg+xml"
+_SVG: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {_SVG_TYPE: {}}}}
 
 _PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
 _REF: Final = "Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default `branch.main`."
 
+type _Path = Annotated[str, Query(description=_PATH)]
+type _Ref = Annotated[str | None, Query(description=_REF, max_length=1024)]
 
-def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -> APIRouter:
-    """Build the routes of previews and of links into the viewer."""
+
+def build_pictures(
+    datasets: Datasets, previews: Previews, grids: ChunkGrids, links: ViewerLinks
+) -> APIRouter:
+    """Build the routes of pictures, and of links into the viewer."""
     router = new_router("/api/datasets/{dataset}", "Pictures")
 
     @router.get(
@@ -31,12 +43,13 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
         responses={200: {"content": {"image/png": {}}}, 304: {"description": "It is unchanged."}},
     )
     async def show_preview(
-        request: Request,
-        dataset: str,
-        path: Annotated[str, Query(description=_PATH)] = "",
-        ref: Annotated[str | None, Query(description=_REF, max_length=1024)] = None,
+        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
     ) -> Response:
-        """Return a small picture of the middle of an array or multiscale.
+        """Return a small picture of a plane of an array or multiscale, by default of the middle.
+
+        `at.NAME=N` chooses element N along the axis NAME that the picture does not show, counted
+        from 0 in the array or the finest level: `at.t=3&at.z=12`. Without `at.c` all channels of an
+        OME-Zarr image are drawn, in their colours.
 
         `Last-Modified` is the time at which its chunks were read. If chunks were written at that
         time, it may show chunks of different moments: then `X-Shardgate-Preview` is `mixed`. In an
@@ -46,23 +59,43 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
         cannot be read for a reason that may pass is 503 until it was drawn once.
         """
         named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(named, path, ref)
-        if preview is PENDING:
-            raise BusyError("the picture is not drawn yet")
-        headers = {name.decode(): value.decode() for name, value in cache_headers(named)}
-        if not named.is_public:
-            headers["vary"] = "Authorization, Cookie"
-        if preview.is_placeholder or preview.is_mixed:
-            headers["cache-control"] = "no-cache"
-        if preview.is_mixed:
-            headers["x-shardgate-preview"] = "mixed"
-        if preview.read_s is not None:
-            headers["last-modified"] = formatdate(preview.read_s, usegmt=True)
-        headers["etag"] = preview.etag
-        conditions = Conditions(if_none_match=request.headers.get("if-none-match"))
-        if (status := conditions.precondition(preview.etag, None)) is not None:
-            return Response(status_code=status, headers=headers)
-        return Response(preview.png, media_type="image/png", headers=headers)
+        preview = await previews.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
+        return _respond(request, named, preview, preview.png, "image/png")
+
+    @router.get("/histogram.svg", response_class=Response, responses=_SVG)
+    async def show_histogram(
+        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
+    ) -> Response:
+        """Return a drawing of the values in the plane that `preview.png` shows: their range, and
+        how many lie in each part of it. Parameters and headers are the same.
+        """
+        named = datasets.find(dataset, request.scope["caller"])
+        preview = await previews.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
+        body = draw_histogram(preview.values)
+        return _respond(request, named, preview, body, _SVG_TYPE)
+
+    @router.get("/grid.svg", response_class=Response, responses=_SVG)
+    async def show_grid(
+        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
+    ) -> Response:
+        """Return a drawing of the chunks in the plane that `preview.png` shows: which of them are
+        stored, and in which shards. Parameters are the same.
+
+        After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
+        """
+        named = datasets.find(dataset, request.scope["caller"])
+        grid = await grids.get(
+            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
+        )
+        headers = _headers_of(named)
+        if not grid.is_complete:
+            headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
+        body = await run_in_thread(draw_grid, grid)
+        return Response(body, media_type=_SVG_TYPE, headers=headers)
 
     @router.get(
         "/viewer",
@@ -72,10 +105,38 @@ def build_pictures(datasets: Datasets, previews: Previews, links: ViewerLinks) -
     async def open_viewer(
         request: Request,
         dataset: str,
-        path: Annotated[str, Query(description=_PATH)] = "",
+        path: _Path = "",
     ) -> str:
         """Redirect to Neuroglancer, which shows an array, image or volume."""
         named = datasets.find(dataset, request.scope["caller"])
         return await links.link(named, check_key(path.rstrip("/")), address_of(request))
 
     return router
+
+
+def _headers_of(dataset: ServedDataset) -> dict[str, str]:
+    headers = {name.decode(): value.decode() for name, value in cache_headers(dataset)}
+    headers["content-security-policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+    if not dataset.is_public:
+        headers["vary"] = "Authorization, Cookie"
+    return headers
+
+
+def _respond(
+    request: Request, dataset: ServedDataset, preview: Preview, body: bytes, media_type: str
+) -> Response:
+    """Return *body*, a picture made of *preview*. Raises: `BusyError` if that is pending."""
+    if preview is PENDING:
+        raise BusyError("the picture is not drawn yet")
+    headers = _headers_of(dataset)
+    if preview.is_placeholder or preview.is_mixed:
+        headers["cache-control"] = "no-cache"
+    if preview.is_mixed:
+        headers["x-shardgate-preview"] = "mixed"
+    if preview.read_s is not None:
+        headers["last-modified"] = formatdate(preview.read_s, usegmt=True)
+    headers["etag"] = preview.etag
+    conditions = Conditions(if_none_match=request.headers.get("if-none-match"))
+    if (status := conditions.precondition(preview.etag, None)) is not None:
+        return Response(status_code=status, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)

@@ -27,8 +27,12 @@ LONGEST_S: Final = 60
 SIDE: Final = 256  # most pixels of a picture along each side
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _GREY: Final = 128
+_BINS: Final = 64
+_PRIMARIES: Final = ("FF0000", "00FF00", "0000FF")
 
 type Contrast = tuple[float, float]
+type Values = dict[str, Any]
+"""Members of `PlaneValues`."""
 type Pixels = NDArray[np.uint8]
 
 
@@ -43,8 +47,8 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     request = json.loads(sys.stdin.buffer.readline())
     objects = {key: sys.stdin.buffer.read(nbytes) for key, nbytes in request["objects"]}
-    contrast, png = draw(request, objects)
-    sys.stdout.buffer.write(json.dumps({"contrast": contrast}).encode() + b"\n" + png)
+    values, png = draw(request, objects)
+    sys.stdout.buffer.write(json.dumps(values).encode() + b"\n" + png)
 
 
 def limit(kind: int, most: int) -> None:
@@ -53,21 +57,28 @@ def limit(kind: int, most: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def draw(request: dict[str, Any], objects: dict[str, bytes]) -> tuple[Contrast | None, bytes]:
-    """Return the contrast, `None` of labels, colours and constants, and the PNG."""
+def draw(request: dict[str, Any], objects: dict[str, bytes]) -> tuple[Values, bytes]:
+    """Return numbers of the values, and the PNG."""
     values, fill = read_section(request, objects)
     step = -(-max(values.shape[:2]) // SIDE)
-    contrast = None
+    measured: Values = {"count": values.size}
     if request["is_labels"]:
-        picture = Image.fromarray(colour(values[::step, ::step, 0]))
+        sampled = values[::step, ::step, 0]
+        measured |= count_labels(sampled)
+        picture = Image.fromarray(colour(sampled))
     elif request["is_rgb"]:
+        measured["histograms"] = [
+            {**histogram(values[..., at].astype(np.float64)), "shown": (0, 255), "color": color}
+            for at, color in enumerate(_PRIMARIES)
+        ]
         picture = Image.fromarray(values).reduce(step)
     else:
-        contrast, pixels = stretch(values[..., 0], fill)
+        contrasts, measured["histograms"], pixels = render(values, fill, request["channels"])
+        measured["contrast"] = contrasts[0]
         picture = Image.fromarray(pixels).reduce(step)
     encoded = io.BytesIO()
     picture.save(encoded, "PNG")
-    return contrast, encoded.getvalue()
+    return measured, encoded.getvalue()
 
 
 def read_section(
@@ -109,30 +120,75 @@ def colour(ids: NDArray[Any]) -> Pixels:
     return np.where(ids[..., np.newaxis] != 0, bright, np.uint64(0)).astype(np.uint8)
 
 
-def stretch(
-    values: NDArray[Any], fill: NDArray[Any] | None = None
-) -> tuple[Contrast | None, Pixels]:
-    """Return the 1st and 99th percentile, and pixels from black to white between these.
+def count_labels(ids: NDArray[Any]) -> Values:
+    """Return the number of labels other than 0, the least and the greatest of them."""
+    found = np.unique(ids[ids > 0])
+    ends = (int(found[0]), int(found[-1])) if found.size else (0, 0)
+    return {"labels": (found.size, *ends)}
 
-    A fill value other than 0 has no influence. Pixels are black where a value is not a number,
-    and grey if all others are equal.
+
+def render(
+    values: NDArray[Any], fill: NDArray[Any] | None, channels: list[Any]
+) -> tuple[list[Contrast | None], list[Values], Pixels]:
+    """Return contrasts, histograms and pixels: grey, or the sum of the colours of *channels*."""
+    contrasts: list[Contrast | None] = []
+    histograms = []
+    total = np.zeros((*values.shape[:2], 3), np.float32)
+    for at, channel in enumerate(channels or [("", None)]):
+        plane = values[..., at]
+        floats = (np.abs(plane) if plane.dtype.kind == "c" else plane).astype(np.float64)
+        is_valid = np.isfinite(floats)
+        if fill is not None and fill != 0:
+            is_valid &= plane != fill
+        valid = floats[is_valid]
+        contrasts.append(percentiles(valid))
+        if channel is None:
+            continue
+        color, window = channel
+        shown = window or contrasts[-1]
+        if measured := histogram(valid):
+            histograms.append({**measured, "shown": shown, "color": color or None})
+        shades = stretch(floats, shown, is_valid)
+        if not color:
+            return contrasts, histograms, (shades * 255 + 0.5).astype(np.uint8)
+        parts = np.frombuffer(bytes.fromhex(color), np.uint8)
+        total += shades[..., np.newaxis].astype(np.float32) * parts
+    return contrasts, histograms, (total.clip(0, 255) + 0.5).astype(np.uint8)
+
+
+def percentiles(valid: NDArray[Any]) -> Contrast | None:
+    """Return the 1st and 99th percentile, or least and greatest value; `None` of constants."""
+    if not valid.size:
+        return None
+    low, high = map(float, np.percentile(valid, (1, 99)))
+    if low == high:
+        low = float(valid.min())
+        high = float(valid.max())
+    return (low, high) if 0 < high - low < np.inf else None
+
+
+def histogram(valid: NDArray[Any]) -> Values:
+    """Return least and greatest value, and counts of equal parts between them; empty for none."""
+    low, high = (float(valid.min()), float(valid.max())) if valid.size else (0.0, np.inf)
+    if not np.isfinite(high - low):
+        return {}
+    counts = np.histogram(valid, _BINS, (low, high))[0]
+    return {"low": low, "high": high, "counts": counts.tolist()}
+
+
+def stretch(
+    floats: NDArray[Any], shown: Contrast | None, is_valid: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """Return shades from 0 to 1 of values between those *shown*; not a number is 0.
+
+    Without contrast all valid values are grey.
     """
-    floats = (np.abs(values) if values.dtype.kind == "c" else values).astype(np.float64)
-    is_valid = np.isfinite(floats)
-    if fill is not None and fill != 0:
-        is_valid &= values != fill
-    valid = floats[is_valid]
-    low = high = 0.0
-    if valid.size:
-        low, high = map(float, np.percentile(valid, (1, 99)))
-        if low == high:
-            low = float(valid.min())
-            high = float(valid.max())
-    if not 0 < high - low < np.inf:
-        return None, np.where(is_valid, _GREY, 0).astype(np.uint8)
+    if shown is None or not 0 < shown[1] - shown[0] < np.inf:
+        return np.where(is_valid, _GREY / 255, 0)
+    low, high = shown
     with np.errstate(over="ignore"):
-        scaled = np.nan_to_num(((floats - low) / (high - low)).clip(0, 1))
-    return (low, high), (scaled * 255 + 0.5).astype(np.uint8)
+        scaled = ((floats - low) / (high - low)).clip(0, 1)
+    return np.where(np.isnan(scaled), 0, scaled)
 
 
 if __name__ == "__main__":

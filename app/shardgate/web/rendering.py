@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -39,12 +40,17 @@ class PageTemplate:
         self._template = template(name)
         style = (_TEMPLATES / "page.css").read_text("utf-8")
         script = (_TEMPLATES / script_name).read_text("utf-8")
-        self._parts = {"style": style, "script": script}
+        self._parts = {"style": style, "script": script, "version": version("shardgate")}
         self.headers: Headers = page_headers(style=style, script=script)
 
-    async def render(self, **values: Any) -> bytes:
-        """Return the page with *values*; long lists would hold up the event loop."""
-        text = await run_in_thread(self._template.render, self._parts | values)
+    async def render(self, *, home: str, has_api: bool = True, **values: Any) -> bytes:
+        """Return the page with *values*; long lists would hold up the event loop.
+
+        Its header leads *home*, a URL with a final slash, and to the routes of the API if it
+        *has_api*; an empty one leads nowhere.
+        """
+        named = {"home": home, "has_api": has_api}
+        text = await run_in_thread(self._template.render, self._parts | named | values)
         return text.encode(errors="backslashreplace")
 
     async def respond(self, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:

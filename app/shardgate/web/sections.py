@@ -1,21 +1,24 @@
 """Plan a picture: the level of a multiscale, the section of the array, and the chunks in it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import isqrt, prod
 from typing import Final, NamedTuple
 
+from shardgate.errors import BadParameterError
 from shardgate.formats.contract import Layout
 from shardgate.formats.documents import Json, write_json
 from shardgate.formats.neuroglancer_precomputed.layout import PrecomputedLayout
 from shardgate.formats.neuroglancer_precomputed.metadata import Info, Member, voxel_bounds
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, Versioned
 from shardgate.formats.zarr.codecs import item_nbytes
 from shardgate.formats.zarr.metadata import chunk_keys
 from shardgate.formats.zarr.v2 import decoders_of, plain_document
 from shardgate.model import ETag, join_path
-from shardgate.survey.arrays import ArrayView
+from shardgate.survey.arrays import ArrayView, Axis
+from shardgate.survey.images import Channel
 from shardgate.web.nodes import NodeView, ServedDocument
+from shardgate.web.rendering import visible
 
 ENOUGH: Final = 256  # pixels that a level should have along its longer side
 MOST_VALUES: Final = 4_000_000
@@ -23,13 +26,31 @@ _MOST_CHUNKS: Final = 1024
 _MOST_CHUNK_NBYTES: Final = 64 * 1024**2  # of a decoded chunk
 _COLOURS: Final = 3
 _MOST_SCALES: Final = 64
+_MOST_CHANNELS: Final = 8  # in one picture
+_OF_VOLUMES: Final = ("space", "space", "depth", "channel")
 
 type Kinds = Sequence[str]
 """Kind of each axis: ``space``, ``time``, ``channel``, or another one."""
+type Indices = Mapping[str, int]
+"""Positions along axes, by their names, that a client has chosen."""
 
 
 class UndrawableError(DecodeError):
     """There is no picture of the array; the message says why."""
+
+
+class Choice(NamedTuple):
+    """The position along an axis that a picture does not show as a whole."""
+
+    axis: int
+    name: str
+    size: int
+    at: int | None
+    """`None` for all channels at once, each in its colour."""
+
+    def index_in(self, size: int) -> int:
+        """Return the position in another level, which has *size* elements."""
+        return (2 * (self.at or 0) + 1) * size // (2 * self.size)  # where its middle is
 
 
 class ArraySection(NamedTuple):
@@ -52,9 +73,9 @@ class Drawing(NamedTuple):
     version: ETag
     """Of the metadata."""
     chunk_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Of the whole array."""
     section: ArraySection
-    extent: int
-    """Elements along the longer side of the whole array."""
     name: Callable[[tuple[int, ...]], str]
     """Returns the name of the chunk at a position in the grid."""
     is_labels: bool
@@ -66,13 +87,36 @@ class Drawing(NamedTuple):
     """Prefix of the names of chunks for TensorStore."""
     decoders: tuple[Json, ...] = ()
     """Codecs of numcodecs that are undone before that, in the order of encoding."""
+    item_nbytes: int = 16
+    """Of an element; the largest one where the type is unknown."""
+    channels: Sequence[Channel | None] = ()
+    """Along the channel axis of the section; `None` for one that is not drawn."""
+    why_not_pictured: str = ""
+    """Why values cannot be drawn, though chunks can be located."""
+
+    @property
+    def extent(self) -> int:
+        """Elements along the longer side of the whole array."""
+        return max(self.shape[axis] for axis in self.section.order[:2])
+
+    def check(self) -> None:
+        """Raise `UndrawableError` if there is no picture of the values, which a grid needs not."""
+        if self.why_not_pictured:
+            raise UndrawableError(self.why_not_pictured)
+        nbytes = prod(self.chunk_shape) * self.item_nbytes
+        if nbytes > _MOST_CHUNK_NBYTES:
+            raise UndrawableError(f"chunks of {nbytes} bytes are too large")
+
+    @property
+    def cells(self) -> Sequence[range]:
+        """Positions along each axis of the grid, of the chunks that the section needs."""
+        sizes = zip(self.section.ranges, self.chunk_shape, strict=True)
+        return [range(part.start // size, (part.stop - 1) // size + 1) for part, size in sizes]
 
     @property
     def chunks(self) -> list[str]:
-        """Names of the chunks that the section needs."""
-        sizes = zip(self.section.ranges, self.chunk_shape, strict=True)
-        cells = [range(part.start // size, (part.stop - 1) // size + 1) for part, size in sizes]
-        return [self.name(cell) for cell in product(*cells)]
+        """Names of these chunks."""
+        return [self.name(cell) for cell in product(*self.cells)]
 
     @property
     def request(self) -> dict[str, Json]:
@@ -85,26 +129,53 @@ class Drawing(NamedTuple):
             "is_rgb": self.section.is_rgb,
             "is_labels": self.is_labels,
             "decoders": self.decoders,
+            "channels": [each and [each.color, each.window] for each in self.channels],
         }
 
 
-def draw_zarr(document: ServedDocument, directory: str, node: NodeView) -> Drawing:
+def choices_of(node: NodeView, at: Indices) -> Sequence[Choice]:
+    """Return the positions along all axes of *node* but those of its plane: by default the first
+    time and channel, or all channels that have colours, and the middle of other axes.
+
+    Raises: `UndrawableError`, `BadParameterError` for one *at* an axis that is unknown or shorter.
+    """
+    plane = plane_of(node)
+    others = {
+        axis.name: number for number, axis in enumerate(node.array.axes) if number not in plane
+    }
+    for name in at:
+        if name not in others:
+            known = ", ".join(f"at.{visible(each, 40)}" for each in others) or "none"
+            raise BadParameterError(f"at.{visible(name, 40)}: the picture has {known}")
+    choices = []
+    channel_axes = [axis for axis in others.values() if node.array.axes[axis].kind == "channel"]
+    for name, number in others.items():
+        axis = node.array.axes[number]
+        chosen = at.get(name)
+        if chosen is not None and chosen >= axis.size:
+            raise BadParameterError(f"at.{visible(name, 40)}: {chosen} is not below {axis.size}")
+        has_colours = bool(node.channels) and channel_axes == [number] and not node.array.is_labels
+        if chosen is None and not has_colours:
+            chosen = 0 if axis.kind in ("time", "channel") else axis.size // 2
+        choices.append(Choice(number, name, axis.size, chosen))
+    return choices
+
+
+def draw_zarr(document: ServedDocument, directory: str, node: NodeView, at: Indices) -> Drawing:
     """Plan the picture of the Zarr array in *directory*: that of *node*, or a level of it.
 
-    Raises: `DecodeError`.
+    Raises: `DecodeError`, `BadParameterError`.
     """
     array = ArrayView.of_zarr(document.members)
     shape = array.shape or ()
     chunk_shape = array.inner_chunk_shape
     if chunk_shape is None or len(chunk_shape) != len(shape):
         raise UndrawableError("the chunk grid is not regular")
-    kinds = [axis.kind for axis in node.array.axes]
-    if len(kinds) != len(shape):
-        raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(kinds)}")
-    section = plan_section(shape, chunk_shape, kinds, is_bytes=array.data_type == "uint8")
-    _check_chunk(chunk_shape, item_nbytes(array.data_type))
-    if array.why_not_pictured:
-        raise UndrawableError(array.why_not_pictured)
+    if len(node.array.axes) != len(shape):
+        raise UndrawableError(f"a level has {len(shape)} dimensions, not {len(node.array.axes)}")
+    choices = choices_of(node, at)
+    channels = _drawn_channels(node, choices)
+    section = plan_section(shape, chunk_shape, plane_of(node), choices, len(channels))
     is_v2 = array.format == "zarr2"
     # TensorStore refuses NaN, which attributes may have
     plain = plain_document(document.members) if is_v2 else document.members | {"attributes": {}}
@@ -113,19 +184,22 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView) -> Drawi
         document=("zarr.json", write_json(plain)),
         version=document.etag,
         chunk_shape=chunk_shape,
+        shape=shape,
         section=section,
-        extent=max(shape[axis] for axis in section.order[:2]),
         name=chunk_keys(document.members.get("chunk_key_encoding"), len(shape)).format,
         is_labels=node.array.is_labels,
         directory=directory,
         origin=(0,) * len(shape),
         decoders=tuple(decoders_of(document.members)) if is_v2 else (),
+        item_nbytes=item_nbytes(array.data_type) or 16,
+        channels=channels,
+        why_not_pictured=array.why_not_pictured,
     )
 
 
-def draw_volume(layout: Layout, container: str, path: str) -> Drawing | None:
+def draw_volume(layout: Layout, container: str, path: str, at: Indices) -> Drawing | None:
     """Plan the picture of the coarsest scale of a precomputed volume with enough pixels, or of the
-    one at *path*; `None` for other layouts. Raises: `DecodeError`.
+    one at *path*; `None` for other layouts. Raises: `DecodeError`, `BadParameterError`.
     """
     if not isinstance(layout, PrecomputedLayout):
         return None
@@ -134,29 +208,40 @@ def draw_volume(layout: Layout, container: str, path: str) -> Drawing | None:
     scales = [each for each in sound if each.path == path or (not path and each.path is not None)]
     if not scales:
         raise UndrawableError("there is no scale")
-    shown = scales[0]
+    finest = shown = scales[0]
     for scale in scales[1:_MOST_SCALES]:
         if max(voxel_bounds(scale.value)[0].size[:2]) >= ENOUGH:
             shown = scale
-    return _draw_scale(container, layout.info.etag, info, shown)
-
-
-def _draw_scale(container: str, version: ETag, info: Info, scale: Member) -> Drawing:
-    """Plan the picture of the first chunk size of a *scale* in *container*. Raises:
-    `DecodeError`.
-    """
-    bounds = voxel_bounds(scale.value)[0]
-    document = info.document
-    count = document.get("num_channels")
+    count = info.document.get("num_channels")
     if type(count) is not int or count < 1:
         raise UndrawableError("num_channels is no positive number")
-    chunk_shape = (*bounds.chunk_size, count)
-    is_labels = document.get("type") == "segmentation"
-    is_bytes = document.get("data_type") == "uint8" and not is_labels
-    kinds = ("space", "space", "depth", "channel")
-    section = plan_section((*bounds.size, count), chunk_shape, kinds, is_bytes=is_bytes)
+    node = _node_of(info, finest, count)
+    return _draw_scale(container, layout.info, shown, node, at)
+
+
+def _node_of(info: Info, scale: Member, count: int) -> NodeView:
+    """Return the node of a *scale* with *count* channels."""
+    sizes = (*voxel_bounds(scale.value)[0].size, count)
+    axes = tuple(map(Axis, ("x", "y", "z", "channel"), _OF_VOLUMES, sizes))
+    is_labels = info.document.get("type") == "segmentation"
+    data_type = str(info.document.get("data_type"))
+    facts = {"shape": sizes, "data_type": data_type, "axes": axes, "is_labels": is_labels}
+    return NodeView("", "volume", {}, ArrayView("", "precomputed", "array", **facts))
+
+
+def _draw_scale(
+    container: str, info: Versioned[Info], scale: Member, node: NodeView, at: Indices
+) -> Drawing:
+    """Plan the picture of the first chunk size of a *scale* in *container*, as a level of *node*.
+
+    Raises: `DecodeError`, `BadParameterError`.
+    """
+    bounds = voxel_bounds(scale.value)[0]
+    document = info.value.document
+    shape = (*bounds.size, node.array.axes[-1].size)
+    chunk_shape = (*bounds.chunk_size, shape[-1])
+    section = plan_section(shape, chunk_shape, plane_of(node), choices_of(node, at))
     columns, rows, *others = section.order
-    _check_chunk(chunk_shape, item_nbytes(document.get("data_type")))
     chunk_sizes = [list(bounds.chunk_size)]
     read = ("@type", "type", "data_type", "num_channels")  # by TensorStore, beside the scales
     members = {name: document[name] for name in read if name in document}
@@ -164,45 +249,96 @@ def _draw_scale(container: str, version: ETag, info: Info, scale: Member) -> Dra
     return Drawing(
         driver="neuroglancer_precomputed",
         document=("info", write_json(members | {"scales": [alone]})),
-        version=version,
+        version=info.etag,
         chunk_shape=chunk_shape,
+        shape=shape,
         section=section._replace(order=(rows, columns, *others)),
-        extent=max(bounds.size[:2]),
         name=lambda cell: bounds.beginning(cell[:3]),
-        is_labels=is_labels,
+        is_labels=node.array.is_labels,
         directory=join_path(container.rstrip("/"), scale.path or ""),
         origin=(*bounds.voxel_offset, 0),
         inside="scale/",
+        item_nbytes=item_nbytes(document.get("data_type")) or 16,
     )
+
+
+class Plane(NamedTuple):
+    """The axes that a picture shows as a whole."""
+
+    rows: int
+    columns: int
+    colours: int | None
+    """A channel axis of three bytes: red, green and blue."""
+
+
+def plane_of(node: NodeView) -> Plane:
+    """Return the last two axes of space, or else of all; of a volume x and y.
+
+    Raises: `UndrawableError`.
+    """
+    shape = node.array.shape or ()
+    if len(shape) < 2 or not prod(shape):  # noqa: PLR2004
+        raise UndrawableError(f"an array of shape {list(shape)} has no picture")
+    kinds: Kinds = [axis.kind for axis in node.array.axes]
+    if node.kind == "volume":
+        kinds = _OF_VOLUMES[: len(shape)]
+    spatial = [axis for axis, kind in enumerate(kinds) if kind == "space"]
+    rows, columns = (spatial if len(spatial) > 1 else range(len(shape)))[-2:]
+    colours = [
+        axis
+        for axis, kind in enumerate(kinds)
+        if kind == "channel" and shape[axis] == _COLOURS and axis not in (rows, columns)
+    ]
+    # Channels of an image have colours of their own, and three bytes of a label are none.
+    has_none = node.channels or (node.kind == "volume" and node.array.is_labels)
+    is_rgb = node.array.data_type == "uint8" and len(colours) == 1 and not has_none
+    return Plane(rows, columns, colours[0] if is_rgb else None)
+
+
+def _drawn_channels(node: NodeView, choices: Sequence[Choice]) -> Sequence[Channel | None]:
+    """Return the channels of *node* that are drawn in their colours, in the order in which they are
+    read; none if it has no colours.
+    """
+    for choice in choices:
+        if node.array.axes[choice.axis].kind != "channel" or node.array.is_labels:
+            continue
+        if choice.at is not None:
+            return node.channels[choice.at : choice.at + 1]
+        first = node.channels[: min(choice.size, _MOST_CHANNELS)]
+        active = [each if each.is_active else None for each in first]
+        return active if any(active) else first
+    return ()
 
 
 def plan_section(
-    shape: Sequence[int], chunk_shape: Sequence[int], kinds: Kinds, *, is_bytes: bool
+    shape: Sequence[int],
+    chunk_shape: Sequence[int],
+    plane: Plane,
+    choices: Sequence[Choice],
+    channels: int = 0,
 ) -> ArraySection:
-    """Return the middle of the last two axes of space, at the middle of all others, and at the
-    first time and channel. A channel axis of three bytes has colours. Raises: `UndrawableError`.
+    """Return the middle of *plane* at the position of *choices*, with the first *channels* where
+    these are drawn at once. Raises: `UndrawableError`.
     """
-    if len(shape) < 2 or not prod(shape) or not prod(chunk_shape):  # noqa: PLR2004
+    rows, columns, colours = plane
+    if not prod(shape) or not prod(chunk_shape):
         raise UndrawableError(f"an array of shape {list(shape)} has no picture")
-    spatial = [axis for axis, kind in enumerate(kinds) if kind == "space"]
-    rows, columns = (spatial if len(spatial) > 1 else range(len(shape)))[-2:]
+    ranges = [range(size) for size in shape]
+    for choice in choices:
+        first = choice.index_in(shape[choice.axis])
+        ranges[choice.axis] = range(first, first + 1)
+        if choice.at is None:
+            ranges[choice.axis] = range(min(channels, shape[choice.axis]))
     others = [axis for axis in range(len(shape)) if axis not in (rows, columns)]
-    ranges = [_middle(size, 1) for size in shape]
-    for axis in others:
-        if kinds[axis] in ("time", "channel"):
-            ranges[axis] = range(1)
-    colours = [axis for axis in others if kinds[axis] == "channel" and shape[axis] == _COLOURS]
-    is_rgb = is_bytes and len(colours) == 1
-    if is_rgb:
-        ranges[colours[0]] = range(_COLOURS)
+    depth = prod(len(ranges[axis]) for axis in others)
+    if colours is not None and depth != _COLOURS:
+        raise UndrawableError(f"a level has {depth} colours")
     height, width = _cut(
-        (shape[rows], shape[columns]),
-        (chunk_shape[rows], chunk_shape[columns]),
-        depth=_COLOURS if is_rgb else 1,
+        (shape[rows], shape[columns]), (chunk_shape[rows], chunk_shape[columns]), depth
     )
     ranges[rows] = _middle(shape[rows], height)
     ranges[columns] = _middle(shape[columns], width)
-    return ArraySection(tuple(ranges), (rows, columns, *others), is_rgb)
+    return ArraySection(tuple(ranges), (rows, columns, *others), colours is not None)
 
 
 def _cut(shape: tuple[int, int], chunk_shape: tuple[int, int], depth: int) -> tuple[int, int]:
@@ -214,7 +350,7 @@ def _cut(shape: tuple[int, int], chunk_shape: tuple[int, int], depth: int) -> tu
 
 
 def _middle(length: int, size: int) -> range:
-    start = (length - size) // 2 if size > 1 else length // 2
+    start = (length - size) // 2
     return range(start, start + size)
 
 
@@ -222,9 +358,3 @@ def _fit(height: int, width: int, most: int) -> tuple[int, int]:
     """Reduce the longer side, or both, so that their product is at most *most*."""
     height = min(height, max(isqrt(most), most // width))
     return height, min(width, most // height)
-
-
-def _check_chunk(chunk_shape: Sequence[int], nbytes: int | None) -> None:
-    found = prod(chunk_shape) * (nbytes or 16)  # the largest item, where the type is unknown
-    if found > _MOST_CHUNK_NBYTES:
-        raise UndrawableError(f"chunks of {found} bytes are too large")

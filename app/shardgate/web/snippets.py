@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 from shardgate.survey.arrays import MOST_LETTERS, ArrayView
 
@@ -40,6 +41,32 @@ import xarray
 
 array = dask.array.from_zarr("{url}", chunks={chunks})
 print(xarray.DataArray(array, dims={dims}))"""
+
+_ARRAY: Final = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [1024, 1024],
+    "data_type": "uint16",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [256, 256]}},
+    "chunk_key_encoding": {"name": "default"},
+    "fill_value": 0,
+    "codecs": [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
+    ],
+}
+"""An array without shards: those with shards are not written under the keys of inner chunks."""
+
+
+def creation_snippets(base: str, dataset: str) -> dict[str, str]:
+    """Return requests of curl that begin an empty *dataset* below the URL *base*."""
+    url = f"{base}/{quote(dataset, safe='')}/a/zarr.json"
+    repository = shlex.quote(json.dumps({"name": dataset}))
+    array = shlex.quote(json.dumps(_ARRAY))
+    return {
+        "An Icechunk repository": f"curl -sS -d {repository} {shlex.quote(f'{base}/api/datasets')}",
+        "A Zarr array": f"curl -sS -X PUT -d {array} {shlex.quote(url)}",
+    }
 
 
 def curl(url: str) -> dict[str, str]:

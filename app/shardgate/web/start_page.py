@@ -69,13 +69,14 @@ class StartPage:
         lines = [_make_line(each, overviews.get(each.name), caller) for each in known]
         return await self._page.respond(
             **common,
+            home=f"{common['base']}/",
+            has_api=address.token is None,
             lines=lines,
             is_pending=len(overviews) < len(lines),
             has_login=self._login.issuer is not None,
             caller_name=caller.name,
             viewer_command=install_command("viewer"),
             has_metrics=self._datasets.may_watch(caller),
-            is_below_token=address.token is not None,
         )
 
     async def _follow(

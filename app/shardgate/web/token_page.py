@@ -34,6 +34,7 @@ def build_token_page(
         made = await tokens.records.list(caller.name)
         readable = tokens.datasets.readable_by(caller)
         return await page.respond(
+            home="../",
             caller_name=caller.name,
             names=[dataset.name for dataset in readable if not dataset.is_public],
             tokens=made.tokens,

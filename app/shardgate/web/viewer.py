@@ -145,7 +145,7 @@ class ViewerLinks:
             return None
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
-                return (await self._previews.get(dataset, node.path, None)).contrast
+                return (await self._previews.get(dataset, node.path)).values.contrast
         return None
 
 

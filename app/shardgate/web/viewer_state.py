@@ -50,7 +50,13 @@ def needs_contrast(node: NodeView) -> bool:
     """Return whether the metadata of *node*, an image, have no contrast for each channel."""
     if not node.array.axes or node.array.is_labels:
         return False
-    return not node.channels or any(each.window is None for each in node.channels)
+    channels = _layer_channels(node)
+    return not channels or any(each.window is None for each in channels)
+
+
+def _layer_channels(node: NodeView) -> Sequence[Channel]:
+    """Return the channels that have layers: a level has its channel axis in common with others."""
+    return node.channels if node.kind == "image" else ()
 
 
 def link_to(viewer: str, state: State) -> str:
@@ -122,13 +128,14 @@ def _image_layers(
     layer = _layer("image", name, source)
     data_type = node.array.data_type or ""
     axis = next((axis for axis in node.array.axes if axis.is_local), None)
-    if axis is None or not node.channels:
+    channels = _layer_channels(node)
+    if axis is None or not channels:
         is_rgb = node.kind == "volume" and axis is not None and axis.size == _RGB_CHANNELS
         if is_rgb and data_type == "uint8":
             return [layer | {"shader": _RGB}]
-        only = node.channels[0] if node.channels else _GREY_CHANNEL
+        only = channels[0] if channels else _GREY_CHANNEL
         return [layer | _rendering(data_type, only, contrast)]
-    shown = node.channels[: min(axis.size, 8)]  # the others can be added in the viewer
+    shown = channels[: min(axis.size, 8)]  # the others can be added in the viewer
     return [
         layer
         | _rendering(data_type, channel, contrast)

@@ -72,10 +72,52 @@ const reload = (picture) => {
 };
 document.addEventListener("error", ({ target }) => { if (target.matches("img")) reload(target); }, true);
 for (const picture of document.images) if (picture.complete && !picture.naturalWidth) reload(picture);
-for (const picture of document.querySelectorAll("img.large")) {
-  fetch(picture.src).then(({ headers }) => {
-    if (!headers.get("last-modified")) return;
-    const mixed = headers.has("x-shardgate-preview") ? ", while chunks were written: of different moments" : "";
-    picture.title = `As of ${new Date(headers.get("last-modified")).toLocaleString()}${mixed}`;
-  }).catch(() => {});
+const describe = async (picture) => {
+  const url = picture.src;
+  const response = await fetch(url);
+  const { headers } = response;
+  if (!response.ok || picture.src !== url) return;
+  const modified = headers.get("last-modified");
+  const mixed = headers.has("x-shardgate-preview") ? ", while chunks were written: of different moments" : "";
+  if (modified) picture.title = `As of ${new Date(modified).toLocaleString()}${mixed}`;
+  if (headers.get("content-type").startsWith("image/svg")) {
+    [, picture.alt] = (await response.text()).match("<title>([^<]*)");
+  }
+  if (!headers.has("x-shardgate-grid")) return;
+  const more = new URL(url);  // of the same address the browser would show the same picture
+  const times = Number(more.searchParams.get("again")) + 1;
+  if (times > 60) return;
+  more.searchParams.set("again", times);
+  setTimeout(() => { if (picture.src === url) picture.src = more; }, 1000);
+};
+const planes = document.querySelectorAll("img.plane");
+for (const picture of planes) {
+  const loaded = () => {
+    picture.classList.remove("loading");
+    describe(picture).catch(() => {});
+  };
+  picture.addEventListener("load", loaded);
+  if (picture.complete && picture.naturalWidth) loaded();
+}
+for (const form of document.querySelectorAll("form.sliders")) {
+  let timer = 0;
+  const show = () => {
+    const chosen = [...new FormData(form)].filter(([, value]) => value);
+    history.replaceState(null, "", chosen.length ? `?${new URLSearchParams(chosen)}` : location.pathname);
+    for (const picture of planes) {
+      const url = new URL(picture.src);
+      const path = url.searchParams.get("path");
+      url.search = new URLSearchParams([["path", path], ...chosen]);
+      delete picture.dataset.pause;
+      picture.classList.add("loading");
+      picture.src = url;
+    }
+  };
+  form.querySelector("button").hidden = true;
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", ({ target }) => {
+    if (target.nextElementSibling) target.nextElementSibling.textContent = target.value;
+    clearTimeout(timer);
+    timer = setTimeout(show, 150);  // a slider that moves says so often
+  });
 }

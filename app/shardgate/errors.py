@@ -60,7 +60,7 @@ class LengthRequiredError(RequestError):
 
 
 class TooLargeError(RequestError):
-    """The body of the request is too large."""
+    """The body of the request is too large, or the object would be with it."""
 
 
 class SlowBodyError(RequestError):

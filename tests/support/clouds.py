@@ -64,6 +64,11 @@ class Azurite:
             told["x-ms-blob-content-encoding"] = coding
         self._send("PUT", f"/{_BUCKET}/{quote(key)}", data, told)
 
+    def lease(self, key: str) -> None:
+        """Take a lease of a blob that does not end."""
+        told = {"x-ms-lease-action": "acquire", "x-ms-lease-duration": "-1"}
+        self._send("PUT", f"/{_BUCKET}/{quote(key)}", b"", told, query="comp=lease")
+
     def delete(self, key: str) -> None:
         """Remove a blob."""
         self._send("DELETE", f"/{_BUCKET}/{quote(key)}", b"")

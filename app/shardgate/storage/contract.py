@@ -172,7 +172,9 @@ class ObjectWriter(Protocol):
         is replaced by another writer before this returns, no object has the returned ETag.
 
         Raises: `BadKeyError` if the key cannot name an object, `ConflictError` if a file is in the
-        place of a folder or a folder in the place of a file, `UnwritableError`, `StorageError`.
+        place of a folder or a folder in the place of a file, or if a lease forbids the write,
+        `TooLargeError` and `BadHeaderError` for more bytes or headers than the store takes,
+        `UnwritableError`, `StorageError`.
         """
 
     async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:

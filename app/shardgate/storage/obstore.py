@@ -282,7 +282,8 @@ class CloudStore(CloudWriter):
 
     def _store(self, ref: ObjectRef) -> Client:
         if (store := self._stores.get(ref.bucket)) is None:
-            store = open_client(ref.bucket, self._settings, self._timeout_s)
+            most_s = self._timeout_s
+            store = open_client(ref.bucket, self._settings, connect_s=most_s, silence_s=most_s)
             self._stores[ref.bucket] = store
         return store
 

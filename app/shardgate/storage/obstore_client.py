@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import AzureStore, GCSStore
 
 from shardgate.errors import (
+    BadHeaderError,
     ConfigurationError,
     StorageDeniedError,
     StorageError,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:  # obstore defines this name for type checkers only
 
 NO_BUCKET_CODES: Final = frozenset({"ContainerNotFound", "NoSuchBucket"})
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
+_BATCH: Final = "Bulk delete request failed for key "
+_BATCH_STATUS: Final = re.compile(r"\(code: ([0-9]{3})\)\Z")  # after the key, which may be anything
+_TOKEN: Final = "token request"  # noqa: S105  a phrase of errors
 _KINDS: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (("kind: Timeout", "TimedOut"), StorageTimeoutError, "the server is silent"),
     (("body error",), TruncatedReadError, "the connection closed within the body"),
@@ -59,10 +63,14 @@ _AZURE_WRITE_IDS: Final = WRITE_IDS.replace("-", "_")  # names are identifiers t
 _ODD_METADATA: Final = f"{_OWN}metadata"
 """Item of metadata with the pairs of a client whose names the server or obstore would not keep."""
 _HEADERS: Final = frozenset(
-    {"content-type", "content-encoding", "content-disposition", "content-language"}
-    | {"cache-control", "storage-class"}
+    {"Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language"}
+    | {"Cache-Control", "Storage-Class"}
 )
-"""Attributes of obstore, in either case, that are headers; all others are user metadata."""
+"""Attributes that obstore returns for headers; all others are user metadata, in lower case."""
+_TAKEN: Final = frozenset(name.lower().replace("-", "") for name in _HEADERS)
+"""Names that obstore takes for headers in any case, with their dashes or without."""
+_METADATA_NBYTES: Final = 7680
+"""Most bytes of names and values of metadata. Google and Azure keep 8 KiB."""
 
 FAILURES: Final = (BaseError, FileNotFoundError, ValueError)
 """What obstore raises."""
@@ -71,12 +79,15 @@ type Client = AzureStore | GCSStore
 
 
 def attributes_of(ref: ObjectRef, headers: ObjectHeaders, ids: WriteIds) -> dict[str, str]:
-    """Return the attributes of an object that is written with *headers* and *ids*."""
+    """Return the attributes of an object that is written with *headers* and *ids*.
+
+    Raises: `BadHeaderError` for more metadata than the server keeps.
+    """
     is_azure = not is_google(ref.bucket)
     attributes: dict[str, str] = {}
     odd: list[tuple[str, str]] = []
     for name, value in headers.metadata:
-        is_taken = name.lower() in _HEADERS or name.startswith(_OWN)
+        is_taken = name.lower().replace("-", "") in _TAKEN or name.startswith(_OWN)
         if is_taken or (is_azure and not name.isidentifier()):
             odd.append((name, value))
         else:
@@ -84,6 +95,14 @@ def attributes_of(ref: ObjectRef, headers: ObjectHeaders, ids: WriteIds) -> dict
     if odd:
         attributes[_ODD_METADATA] = urlencode(odd)
     attributes[_AZURE_WRITE_IDS if is_azure else WRITE_IDS] = " ".join(ids)
+    if sum(len(name) + len(value) for name, value in attributes.items()) > _METADATA_NBYTES:
+        raise BadHeaderError(
+            f"{ref}: over {_METADATA_NBYTES} bytes of metadata, as they are stored"
+        )
+    if not is_azure:
+        # Google's default for public objects, an hour, has its caches answer with old versions.
+        # no-store would also keep 304 from those who read the bucket itself.
+        attributes["Cache-Control"] = "no-cache"
     attributes["Content-Type"] = headers.content_type or "application/octet-stream"
     if headers.coding:
         attributes["Content-Encoding"] = headers.coding
@@ -95,7 +114,7 @@ def stored_headers(attributes: "Attributes") -> dict[bytes, bytes]:
     headers: dict[bytes, bytes] = {}
     for name, value in attributes.items():
         pairs = [(name, value)]
-        if name.lower() in _HEADERS:
+        if name in _HEADERS:
             pairs = []
             headers[name.lower().encode()] = value.encode("latin-1", "replace")
         elif name == _AZURE_WRITE_IDS:
@@ -127,15 +146,16 @@ def is_google(bucket: str) -> bool:
     return kind.partition("+")[0] == "gs"  # the name of a store, which follows, may be anything
 
 
-def open_client(bucket: str, settings: StoreSettings, silence_s: float) -> Client:
+def open_client(
+    bucket: str, settings: StoreSettings, *, connect_s: float, silence_s: float
+) -> Client:
     """Open a client without retries; plain HTTP is allowed only to the endpoint in *settings*."""
     name = bucket.partition("://")[2]
-    silence = timedelta(seconds=silence_s)
     url = settings.endpoint_url
     options: dict[str, Any] = {
         "client_options": {
-            "connect_timeout": silence,
-            "read_timeout": silence,
+            "connect_timeout": timedelta(seconds=connect_s),
+            "read_timeout": timedelta(seconds=silence_s),
             "timeout": timedelta(days=365),  # a body may be streamed slowly
         },
         "retry_config": {"max_retries": 0},
@@ -170,8 +190,13 @@ def translated(ref: ObjectRef) -> Iterator[None]:
 def refusal_of(error: Exception) -> Refusal | None:
     """Return the response of the server in the text of *error*, `None` if there was none."""
     text = str(error)
-    if "token request" in text or (status := _STATUS.search(text)) is None:
-        return None  # or it is that of another server, which gives credentials
+    if _TOKEN in text:
+        return None  # it is that of another server, which gives credentials
+    status = _STATUS.search(text)
+    if _BATCH in text:
+        status = _BATCH_STATUS.search(text.rpartition("\n\nDebug source:")[0] or text)
+    if status is None:
+        return None
     return Refusal("GET", int(status[1]), *parse_document(text.encode(errors="replace")))
 
 
@@ -188,7 +213,11 @@ def failure(ref: ObjectRef, error: Exception) -> StorageError:
         return no_bucket(ref) if refusal.code in NO_BUCKET_CODES else refusal.failure(ref)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return StorageDeniedError(ref, "the server refuses")
-    if _says(error, ("token request", "redential")):  # with either case of the first letter
+    if _says(error, (_TOKEN, "redential")):  # with either case of the first letter
+        status = _STATUS.search(str(error))
+        if status is not None and (status[1] in ("408", "429") or status[1] >= "500"):
+            reason = f"the server that gives credentials answered {status[1]}"
+            return StorageUnavailableError(ref, reason)
         return no_credentials(ref, "none in the environment or on this machine")
     for phrases, kind, reason in _KINDS:
         if _says(error, phrases):

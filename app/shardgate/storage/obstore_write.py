@@ -6,8 +6,9 @@ has no DELETE of one version.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import obstore
@@ -17,8 +18,11 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from shardgate.concurrency import Backoff
 from shardgate.errors import (
     BadKeyError,
+    ConflictError,
     StorageDeniedError,
     StorageError,
+    StorageTimeoutError,
+    TooLargeError,
     UnwritableError,
     VersionChangedError,
 )
@@ -75,11 +79,13 @@ class CloudWriteOptions(NamedTuple):
     """Limits of writes to Google Cloud Storage and Azure."""
 
     deadline_s: float = 30.0
-    """Half of the longest time for one request with retries."""
+    """Half of the longest time for one request with retries; longest wait of a large object."""
     backoff: Backoff = Backoff(first_s=0.5, longest_s=5.0, at_once=1)
     """Google takes about one write of an object a second, and answers 429 to more."""
     large_nbytes: int = 64 * 1024**2
     """Larger objects, each of which is in memory as a whole, are written one after the other."""
+    largest_nbytes: int = 2 * 1024**3
+    """Larger objects are refused: they would take twice their size of memory."""
     on_write: OnWrite = lambda _: None
 
 
@@ -97,7 +103,6 @@ class CloudWriter:
         self._write_settings = settings
         self._look_at = look
         longest_s = 2 * options.deadline_s
-        self._silence_s = longest_s  # a client of obstore counts the time of sending too
         self._options = options
         self._clients: dict[str, Client] = {}
         self._turns = asyncio.Lock()  # of large objects
@@ -128,9 +133,25 @@ class CloudWriter:
         if isinstance(before, Conflict):
             return CONFLICT
         write = ObjectWrite(ref, expected, next_ids(before.ids), headers)
-        is_large = sum(map(nbytes_of, pieces)) > self._options.large_nbytes
-        async with self._turns if is_large else nullcontext():
-            return await self._put(write, pieces, _mode_of(expected, before))
+        mode = _mode_of(expected, before, ref)
+        size = sum(map(nbytes_of, pieces))
+        if size > self._options.largest_nbytes:
+            limit = f"the limit for gs:// and az:// is {self._options.largest_nbytes}"
+            raise TooLargeError(f"{ref}: the object would have {size} bytes, and {limit}")
+        async with self._turn(ref) if size > self._options.large_nbytes else nullcontext():
+            return await self._put(write, pieces, mode)
+
+    @asynccontextmanager
+    async def _turn(self, ref: ObjectRef) -> AsyncGenerator[None]:
+        try:
+            async with asyncio.timeout(self._options.deadline_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise StorageTimeoutError(ref, "other large objects are still being written") from error
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def _put(
         self, write: ObjectWrite, pieces: Sequence[Piece], mode: "PutMode"
@@ -195,6 +216,8 @@ class CloudWriter:
             return _refusal(ref, error)
         if not is_strong(etag := written["e_tag"] or ""):
             return None
+        if is_google(ref.bucket) and not written["version"]:
+            return None
         self._states[ref] = ObjectState(ETag(etag), write.ids, written["version"])
         return ETag(etag)
 
@@ -206,12 +229,20 @@ class CloudWriter:
         except FileNotFoundError:
             return None
         except FAILURES as error:
-            return _refusal(ref, error)
+            refusal = _refusal(ref, error)
+            if refusal.status == HTTPStatus.PRECONDITION_FAILED:  # and none was sent
+                raise _leased(ref) from error
+            return refusal
         return None
 
     def _client(self, ref: ObjectRef) -> Client:
         if (client := self._clients.get(ref.bucket)) is None:
-            client = open_client(ref.bucket, self._write_settings, self._silence_s)
+            client = open_client(
+                ref.bucket,
+                self._write_settings,
+                connect_s=self._options.deadline_s / 2,  # so that several attempts fit
+                silence_s=2 * self._options.deadline_s,  # it counts the time of sending too
+            )
             self._clients[ref.bucket] = client
         return client
 
@@ -236,12 +267,10 @@ class CloudWriter:
             raise _unwritable(ref, "answers a write with another ETag than a read")
         if state.ids != first.ids:
             raise _unwritable(ref, "keeps no metadata, by which lost writes are found")
-        if is_google(ref.bucket) and state.generation is None:
-            raise _unwritable(ref, "tells no generations")
+        mode = _mode_of(state.etag, state, ref)
         await self._verify_refusal(ref, state, "create")
         await self._verify_refusal(ref, state, _WRONG)
         second = ObjectWrite(ref, state.etag, next_ids(first.ids), NO_HEADERS)
-        mode = _mode_of(state.etag, state)
         replaced = await self._swapper.write(second, lambda: self._send(second, b"22", mode))
         if isinstance(replaced, Conflict):
             raise _unwritable(ref, "refuses preconditions that hold")
@@ -263,12 +292,17 @@ class CloudWriter:
             raise _unwritable(ref, f"ignores {what}, and would lose writes")
 
 
-def _mode_of(expected: Expected, before: ObjectState) -> "PutMode":
-    """Return obstore's precondition for the object *before* in the version *expected*."""
+def _mode_of(expected: Expected, before: ObjectState, ref: ObjectRef) -> "PutMode":
+    """Return obstore's precondition for *ref*, which is *before* in the version *expected*.
+
+    Raises: `UnwritableError` for a version of Google Cloud Storage without a generation.
+    """
     if expected is None:
         return "overwrite"
     if expected == ABSENT:
         return "create"
+    if is_google(ref.bucket) and not before.generation:
+        raise _unwritable(ref, "tells no generations")
     return {"e_tag": before.etag, "version": before.generation or ""}
 
 
@@ -286,8 +320,14 @@ def _refusal(ref: ObjectRef, error: Exception) -> Refusal:
         raise failure(ref, error) from error
     if refusal.code in NO_BUCKET_CODES:
         raise no_bucket(ref) from error
+    if refusal.code.startswith("Lease"):
+        raise _leased(ref) from error
     is_gone = refusal.code in {NO_SUCH_KEY, "BlobNotFound"}
     return _REFUSED if is_gone or refusal.code == "BlobAlreadyExists" else refusal
+
+
+def _leased(ref: ObjectRef) -> ConflictError:
+    return ConflictError(f"{ref}: somebody holds a lease of this blob, which forbids to write it")
 
 
 def _unwritable(ref: ObjectRef, reason: str) -> UnwritableError:

@@ -100,7 +100,7 @@ class CloudSite:
         return copy
 
     def _objects(self) -> dict[str, bytes]:
-        client = open_client(f"{self.scheme}://bucket", self.settings, 60)
+        client = open_client(f"{self.scheme}://bucket", self.settings, connect_s=60, silence_s=60)
         listed = obstore.list(client, self.prefix).collect()
         keys = [each["path"] for each in listed]
         found = {key: bytes(obstore.get(client, key).bytes()) for key in keys}

@@ -17,6 +17,7 @@ from tests.support.storage.proxy import Proxy
 from tests.support.storage.reading import found
 
 LARGE_NBYTES: Final = 1024**2
+LARGEST_NBYTES: Final = 2 * LARGE_NBYTES
 
 
 class CloudWritten:
@@ -33,7 +34,11 @@ class CloudWritten:
             update={"endpoint_url": url.replace(f"//{self.proxy.upstream}", self.proxy.url[5:])}
         )
         options = CloudWriteOptions(
-            deadline_s, Backoff(0.02, 0.1, 1), LARGE_NBYTES, self.notices.append
+            deadline_s,
+            Backoff(0.02, 0.1, 1),
+            LARGE_NBYTES,
+            LARGEST_NBYTES,
+            self.notices.append,
         )
         self.store = CloudStore(scheme, behind, timeout_s=LONGEST_S, options=options)
         self.move()
@@ -64,6 +69,7 @@ class CloudWritten:
 
     async def left(self) -> list[str]:
         """Return the keys of other objects below the prefix."""
-        client = open_client(self.root.bucket, self.settings, LONGEST_S)
+        longest = {"connect_s": LONGEST_S, "silence_s": LONGEST_S}
+        client = open_client(self.root.bucket, self.settings, **longest)
         listed = await obstore.list(client, self.root.key).collect_async()
         return [each["path"] for each in listed if each["path"] != self.ref.key]

@@ -33,7 +33,7 @@ def service_account(url: str) -> str:
 
 ENVIRON = {"GOOGLE_SERVICE_ACCOUNT_KEY": service_account("")}
 """Variables with which obstore writes without credentials."""
-_KEPT = ("content-type", "content-encoding")
+_KEPT = ("content-type", "content-encoding", "content-disposition", "cache-control")
 
 
 class _Stored(NamedTuple):
@@ -52,6 +52,8 @@ class GoogleServer:
     def __init__(self) -> None:
         self.objects: dict[str, _Stored] = {}
         self.lock = threading.Lock()
+        self.silent = frozenset[str]()
+        """Methods whose responses tell no generations, as those behind some proxies."""
         self._generation = 0
         self._server = Listener(_Handler, self)
         self.url = self._server.url
@@ -111,7 +113,12 @@ class _Handler(Handler[GoogleServer]):
         return {k: v for k, v in sent.items() if k in _KEPT or k.startswith("x-goog-meta-")}
 
     def _made(self, made: _Stored) -> None:
-        self._send(200, {"ETag": made.etag, "x-goog-generation": str(made.generation)})
+        self._send(200, {"ETag": made.etag} | self._generation(made))
+
+    def _generation(self, stored: _Stored) -> dict[str, str]:
+        if self.command in self.server.owner.silent:
+            return {}
+        return {"x-goog-generation": str(stored.generation)}
 
     def _object(self, found: _Stored) -> None:
         tag = found.etag
@@ -119,7 +126,7 @@ class _Handler(Handler[GoogleServer]):
         headers = {
             "ETag": tag,
             "Last-Modified": formatdate(found.generation / 1e6, usegmt=True),
-            "x-goog-generation": str(found.generation),
+            **self._generation(found),
             **found.headers,
         }
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))

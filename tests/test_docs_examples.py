@@ -1,4 +1,4 @@
-"""The programs in `README.md`, `docs/http.md`, `docs/icechunk.md` and `docs/clients.md` run."""
+"""The programs in `README.md` and in `docs/` about formats, HTTP, Icechunk and clients run."""
 
 import re
 import shlex
@@ -70,6 +70,16 @@ def run(text: str, url: str, **names: Any) -> dict[str, Any]:
     """Run a program against the service at *url*, and return its names."""
     exec(text.replace(_URL, url), names)  # noqa: S102 - our own text
     return names
+
+
+def test_shards_are_read_below_sharded(
+    url: str, demo_paths: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program of the page on formats opens the array as it is stored."""
+    run(program("docs/formats.md", "@sharded"), url)
+    stored = zarr.open_array(demo_paths["image"] / "s0", mode="r")
+
+    assert capsys.readouterr().out.strip() == str(stored.shards)
 
 
 def test_readme_opens_the_image_without_shards(

@@ -111,6 +111,10 @@ class PreconditionFailedError(RequestError):
     """The stored object does not meet a precondition of the request."""
 
 
+class PreconditionRequiredError(RequestError):
+    """The write could erase what others wrote, as no precondition names a version."""
+
+
 class BadPartError(RequestError):
     """A part of an upload is missing, or differs from the one in the request."""
 

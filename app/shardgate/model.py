@@ -11,6 +11,8 @@ VirtualKey = NewType("VirtualKey", str)
 
 NAMED_REFS: Final = ("@branch.", "@tag.")
 """Prefixes of key segments that name a branch or a tag; see `escape_ref`."""
+SHARDED: Final = "@sharded/"
+"""Begin of keys of a dataset, or behind a ref, that name objects as they are stored."""
 
 MAX_KEY_NBYTES: Final = 1024
 """As in S3."""

@@ -403,7 +403,7 @@ class DatasetSettings(Section):
     format: Literal["auto", "zarr", "precomputed", "icechunk", "zip", "kerchunk"] = "auto"
     """Container format; `auto` looks for `zarr.json`, `info`, `repo`, `*.zip` and `*.ozx`."""
     view: Literal["unsharded", "raw"] = "unsharded"
-    """`raw` serves the objects as stored, with Range."""
+    """`raw` serves the objects as stored, with Range, and nothing else."""
     writable: bool = False
     """Accept writes; `file://`, `s3://` and `memory://` only."""
     read: _Names = (PUBLIC,)

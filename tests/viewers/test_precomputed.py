@@ -18,8 +18,10 @@ from tests.support.clients.precomputed.segments import (
     EDGE,
     IDS,
     labels,
+    number_fragments,
     shard_annotations,
     write_annotations,
+    write_legacy,
     write_segments,
 )
 from tests.support.clients.precomputed.volumes import (
@@ -296,3 +298,18 @@ def test_rewritten_view_equals_that_of_the_raw_shards(
     assert any(each.url.endswith(".shard") for each in other.asked)
     assert other.values == rewritten.values
     np.testing.assert_array_equal(rewritten.pixels, other.pixels)
+
+
+def test_meshes_in_numbered_fragments_are_drawn(neuroglancer: Neuroglancer, tmp_path: Path) -> None:
+    """Neuroglancer draws meshes whose manifests name fragments in shards by bare ids."""
+    write_legacy(tmp_path / NAME)
+    fragments = number_fragments(tmp_path / NAME, sharding((0, 1, 1), MURMUR, data="gzip"))
+    with from_folder(tmp_path) as url:
+        view = neuroglancer.look(state_of_rewritten(f"{url}/bucket"), "numbered-fragments")
+    folder = f"{url}/bucket/{NAME}/mesh/"
+    asked = {each.url.removeprefix(folder) for each in view.asked if each.url.startswith(folder)}
+
+    assert not view.faults
+    assert {each.status for each in view.asked} <= {200, 206}
+    assert all(count(colour, view.pixels[SPACE]) > 100 for colour in (RED, GREEN))
+    assert len(asked & set(map(str, fragments))) == 4

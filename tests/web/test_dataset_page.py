@@ -347,6 +347,26 @@ def test_curl_snippet_reads_a_document(client: httpx.Client, path: str) -> None:
     assert {"zarr_format", "@type"} & set(json.loads(done.stdout))
 
 
+@pytest.mark.parametrize("path", ["/image/", "/image/s0/", "/history/@tag.landfall/s0/", "/cells/"])
+def test_snippets_of_libraries_read_shards(client: httpx.Client, path: str) -> None:
+    """The snippets of libraries read shards of one size, and that of curl an inner chunk's face."""
+    snippets = {title: unquote(code) for title, code in open_page(client, path).snippets().items()}
+    curl = snippets.pop("curl")
+
+    assert "@sharded" not in curl
+    assert all("/@sharded" in code for code in snippets.values())
+    assert "@sharded" not in str(open_page(client, "/unequal/array/").snippets())
+
+
+def test_page_below_sharded_lists_stored_names(client: httpx.Client) -> None:
+    """The page of an array as it is stored has its keys, and neither a picture nor code."""
+    page = open_page(client, "/image/@sharded/s0/")
+
+    assert "./zarr.json" in page.links("ul[@class='plain keys']")
+    assert page.snippets() == {}
+    assert page.all("img") == []
+
+
 @pytest.mark.parametrize(
     ("path", "title"),
     [(path, title) for path, titles in SNIPPETS.items() for title in sorted(titles - {"curl"})],

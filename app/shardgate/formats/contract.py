@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from shardgate.errors import DamagedError
-from shardgate.formats.listing import UNIFORM, ListingRules, Name
+from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules, Name
 from shardgate.formats.reading import Fetch, Read, RunInThread
 from shardgate.formats.surveying import ChunkCollection, Listing, Shard, Shards
 from shardgate.model import ByteRange, ETag, Location, ObjectRef, Piece, VirtualKey, Whole
@@ -215,6 +215,9 @@ class ChunkSurveyor(Protocol):
 class Layout(KeyLocator, WriteLocator, KeyLister, ChunkSurveyor, Protocol):
     """An opened container; callers that need a part of it ask for one of the protocols."""
 
+    def as_stored(self) -> "Layout":
+        """Return the layout in which the same keys are served as they are stored."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredObjects(Layout):
@@ -233,6 +236,26 @@ class StoredObjects(Layout):
 
     async def listing_rules(self, _: VirtualKey, __: Fetch) -> ListingRules:
         return UNIFORM
+
+    def as_stored(self) -> Layout:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class StoredContainer(StoredObjects):
+    """The container *served* as it is stored: shards under their own names."""
+
+    served: Layout
+
+    def encloses(self, key: VirtualKey) -> bool:
+        return self.served.encloses(key)
+
+    async def listing_rules(self, directory: VirtualKey, __: Fetch) -> ListingRules:
+        return PLAIN if self.served.encloses(directory) else UNIFORM
+
+    async def shard(self, key: VirtualKey, _: Fetch) -> str:
+        """Return the name that inner chunks of the shard *key* have too."""
+        return str(self.directory.join(key))
 
 
 class Format(Protocol):

@@ -27,7 +27,9 @@ class Description:
     """Unique in its container; empty for a Zarr array."""
     format: str
     kind: str
-    """``array``, ``meshes``, ``skeletons``, ``annotations``, or ``hierarchy`` of unknown arrays."""
+    """``array``, ``meshes``, ``skeletons``, ``annotations``, ``values`` by numbers, or
+    ``hierarchy`` of unknown arrays.
+    """
     shape: tuple[int, ...] | None = None
     data_type: str | None = None
     dimension_names: tuple[str | None, ...] | None = None

@@ -57,6 +57,7 @@ _CODES_OF_ERRORS: Final[dict[type[ShardgateError], str]] = {
     errors.BadPartError: "InvalidPart",
     errors.DigestError: "BadDigest",
     errors.PartOrderError: "InvalidPartOrder",
+    errors.PreconditionRequiredError: "PreconditionRequired",
     errors.UnknownDatasetError: "NoSuchBucket",
     errors.UnknownUploadError: "NoSuchUpload",
 }

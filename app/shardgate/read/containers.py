@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError, ReadOnlyError
@@ -23,6 +23,7 @@ from shardgate.formats.members import MemberFormat, Members
 from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.model import (
     MISSING,
+    SHARDED,
     ByteRange,
     Location,
     ObjectRef,
@@ -117,6 +118,8 @@ class Containers:
     """Called with each directory that none of `member_formats` opens."""
     walked: WalkedFormat | None = None
     """The format of arrays that walks look for in directories that are no containers."""
+    is_sharded: bool = False
+    """True if all containers are served as they are stored; see `Layout.as_stored`."""
 
     @property
     def marker_names(self) -> Sequence[str]:
@@ -144,7 +147,18 @@ class Containers:
         and no archives.
         """
         formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
-        return Containers(formats, walked=self.walked)
+        return Containers(formats, walked=self.walked, is_sharded=self.is_sharded)
+
+    def split_sharded(self, key: str) -> "tuple[Containers, str]":
+        """Return the containers as they are stored and the rest of a *key* that begins with
+        `SHARDED`; of any other key, or where all is served as it is stored, these and *key*.
+        """
+        if not key.startswith(SHARDED) or not self.formats:
+            return self, key
+        return replace(self, is_sharded=True), key.removeprefix(SHARDED)
+
+    def _face(self, layout: Layout) -> Layout:
+        return layout.as_stored() if self.is_sharded else layout
 
     async def find(
         self, root: ObjectRef, key: VirtualKey, fetch: Fetch, prefetch: Prefetch = lambda _: None
@@ -174,6 +188,8 @@ class Containers:
         """Return the nearest container. Raises: the fault of metadata that *key* depends on."""
         container, fault = await self._descend(root, key, fetch, prefetch)
         layout = container.layout
+        if self.is_sharded:
+            return container._replace(layout=layout.as_stored())
         is_like_a_chunk = not layout.encloses(container.rest) and LIKE_A_CHUNK.search(key)
         # Faults of an archive at the root have its name, which is that of the empty key too.
         if key and not isinstance(fault, NotAllowedError | None) and fault.ref == root.join(key):
@@ -237,7 +253,7 @@ class Containers:
         """Open *directory* if it is a container. Raises: `DamagedError`, `MetadataMissingError`."""
         opened, damage = await self._try_formats(directory, fetch)
         if opened is not None:
-            return opened[1]
+            return self._face(opened[1])
         if damage is not None:
             raise damage[1]
         return None
@@ -295,7 +311,7 @@ class Containers:
             if (start := fmt.claim(key)) is not None:
                 directory = root.join(key[: max(0, start - 1)])
                 if (layout := await fmt.open(directory, fetch)) is not None:
-                    return Container(layout, VirtualKey(key[start:]))
+                    return Container(self._face(layout), VirtualKey(key[start:]))
         return None
 
     def find_claim(self, key: VirtualKey) -> int | None:
@@ -364,6 +380,17 @@ class Dataset:
     """The configured format, such as ``zarr``, or ``auto``."""
 
 
+def split_sharded[D: Dataset](dataset: D, key: VirtualKey) -> tuple[D, VirtualKey]:
+    """Return *dataset* as it is stored, under a name of its own, and the rest of a *key* below
+    `SHARDED`; else *dataset* and *key*.
+    """
+    containers, rest = dataset.containers.split_sharded(key)
+    if containers is dataset.containers:
+        return dataset, key
+    name = f"{dataset.name}/{SHARDED}"
+    return replace(dataset, name=name, containers=containers), VirtualKey(rest)
+
+
 type _Name = tuple[str, bool, str]
 """Name of a dataset, whether the keys claim their container, and its directory with the slash."""
 
@@ -391,6 +418,8 @@ class Routes:
 
     async def find(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Container:
         """Return the container of *key*: *tracker* adopts the reads of a route, or searches."""
+        if key.startswith(SHARDED):
+            dataset, key = split_sharded(dataset, key)
         containers = dataset.containers
         for name in _names(dataset, key):
             route: _Route | None = self._reads.cache.get(name)
@@ -409,6 +438,7 @@ class Routes:
 
     async def target(self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker) -> Target:
         """Return where *key* is written; see `Layout.target`."""
+        dataset, key = split_sharded(dataset, key)
         containers = dataset.containers
         ref = dataset.root.join(key)
         try:
@@ -420,9 +450,10 @@ class Routes:
             if error.ref != ref or containers.translator(ref) is None:
                 raise
             target = Whole(ref)
-        if isinstance(target, Whole) and (translator := containers.translator(ref)) is not None:
-            return Document(target.ref, translator)
-        return target
+        if not isinstance(target, Whole) or containers.is_sharded:
+            return target
+        translator = containers.translator(ref)
+        return target if translator is None else Document(target.ref, translator)
 
     async def _search(
         self, dataset: Dataset, key: VirtualKey, tracker: FreshnessTracker

@@ -148,14 +148,15 @@ class Tree:
         With a delimiter, folders below the prefix become common prefixes, unless the walk begins
         inside of one; keys in that are for the caller to fold.
         """
-        root = self.root
         prefix = self.window.prefix
-        lead = ""
-        archive = await root.containers.find_archive(root.ref, prefix, root.fetch)
+        containers, rest = self.root.containers.split_sharded(prefix)
+        root = replace(self.root, containers=containers)
+        lead = prefix.removesuffix(rest)
+        archive = await containers.find_archive(root.ref, rest, root.fetch)
         if archive is not None:
             members, start = archive
             root = root.within(members)
-            lead = prefix[:start]
+            lead += rest[:start]
         key = VirtualKey(prefix[len(lead) :])
         claimed = await root.containers.open_claimed(root.ref, key, root.fetch)
         if claimed is None:

@@ -32,6 +32,7 @@ STATUS: Final[Mapping[type[ShardgateError], HTTPStatus]] = {
     errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
     errors.TooManyRequestsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
+    errors.PreconditionRequiredError: HTTPStatus.PRECONDITION_REQUIRED,
     errors.UnknownUploadError: HTTPStatus.NOT_FOUND,
     errors.UnknownDatasetError: HTTPStatus.NOT_FOUND,
     errors.UnknownRepositoryError: HTTPStatus.NOT_FOUND,

@@ -13,9 +13,10 @@ from urllib.parse import quote, urlencode
 from shardgate.auth.access import NOBODY, Caller, ServedDataset, may_write
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import ShardgateError, StorageUnusableError, UnknownRepositoryError
+from shardgate.formats.icechunk.keys import sharded_key
 from shardgate.formats.listing import Name
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
-from shardgate.model import VirtualKey, join_path
+from shardgate.model import SHARDED, VirtualKey, join_path
 from shardgate.read.resolver import Resolver
 from shardgate.server.address import address_reached_by
 from shardgate.server.request import Request, quote_key, quote_segment
@@ -139,7 +140,9 @@ class DatasetPages:
         key = request.key or ""
         if folder and not names and found.is_empty:
             return None
-        url = f"{address.base}/{quote_key(f'{request.name}/{key}')}".rstrip("/")
+        root = f"{address.base}/{quote_key(request.name)}"
+        url = f"{root}/{quote_key(key)}".rstrip("/")
+        sharded_url = f"{root}/{quote_key(sharded_key(key))}".rstrip("/")
         api = f"api/datasets/{quote(request.name, safe='')}"
         path = quote(key.rstrip("/"), safe="")
         node = found.node
@@ -175,7 +178,7 @@ class DatasetPages:
             history=found.history,
             is_at_ref=key.rstrip("/").rpartition("/")[2].startswith("@"),
             attributes=await run_in_thread(_attributes, node),
-            snippets=_snippets(url, found),
+            snippets=_snippets(url, sharded_url, found),
             plane=None if choices is None else _plane_query(key.rstrip("/"), at),
             # Names with characters that no page can have are left out.
             sliders=[each for each in choices or () if each.size > 1 and each.name.isprintable()],
@@ -192,7 +195,8 @@ class DatasetPages:
         resolver = self._resolver
 
         async def node() -> None:
-            if dataset.containers.formats:
+            # What is stored has no page of its own, as in a raw view.
+            if dataset.containers.formats and f"/{SHARDED}" not in f"/{folder}":
                 found.node = await read_node(resolver, dataset, folder.rstrip("/"))
 
         async def overview() -> None:
@@ -226,7 +230,7 @@ async def _read_history(
     """Return the newest snapshots of a repository, or of a ref of it, if *folder* is either."""
     path = folder.rstrip("/")
     ref = ""
-    if path.rpartition("/")[2].startswith("@"):
+    if path.rpartition("/")[2].startswith("@") and not folder.endswith(SHARDED):
         path, _, ref = path.rpartition("/")
     elif (await resolver.find_container(dataset, folder)).rest:
         return ()
@@ -300,16 +304,23 @@ def _attributes(node: NodeView | None) -> str:
     return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
 
 
-def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
-    """Return code that reads the node at *url*, by client."""
+def _snippets(url: str, sharded_url: str, found: _FolderContents) -> Mapping[str, str]:
+    """Return code that reads the node at *url*, by client; libraries read shards, as a whole array
+    takes fewer requests so.
+    """
     node = found.node
     array = found.array
     if node is None:
         return {}
     code = {}
+    arrays = [each.found for each in found.overview.collections if each.found.kind == "array"]
+    sharded = [each for each in arrays if each.shard_shape or each.sharding]
+    # Few libraries read shards of a Zarr array that differ in size.
+    is_read = all(each.shard_shape for each in sharded) or node.kind == "volume"
+    read_url = sharded_url if sharded and is_read else url
     if node.kind == "array":
         view = ArrayView("", "zarr", "array") if array is None else array.found
-        code = snippets.array_snippets(url, view)
+        code = snippets.array_snippets(read_url, view)
     elif node.kind in ("group", "image"):
         members = {
             each.path: each.found
@@ -317,7 +328,7 @@ def _snippets(url: str, found: _FolderContents) -> Mapping[str, str]:
             if each.found.format and each.path and "/" not in each.path
         }
         is_consolidated = "consolidated_metadata" in node.document or found.has_consolidated
-        code = snippets.group_snippets(url, members, is_consolidated=is_consolidated)
+        code = snippets.group_snippets(read_url, members, is_consolidated=is_consolidated)
     elif node.kind == "volume":
-        code = snippets.volume_snippets(url)
+        code = snippets.volume_snippets(read_url)
     return code | snippets.curl(f"{url}/{node.document_name}")

@@ -20,6 +20,7 @@ from shardgate.errors import (
     BadKeyError,
     DamagedError,
     PreconditionFailedError,
+    PreconditionRequiredError,
     RangeNotSatisfiedError,
     ShardgateError,
     TooLargeError,
@@ -32,10 +33,16 @@ from shardgate.formats.contract import Document, ShardRewriter, Slot, Stray, Tar
 from shardgate.formats.documents import etag_of_rewritten
 from shardgate.formats.listing import Window
 from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
-from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey, Whole
+from shardgate.model import SHARDED, ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.consistency import FreshnessTracker, consistent
-from shardgate.read.containers import LIKE_A_CHUNK, Dataset, PassThrough, Routes
+from shardgate.read.containers import (
+    LIKE_A_CHUNK,
+    Dataset,
+    PassThrough,
+    Routes,
+    split_sharded,
+)
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import (
@@ -57,6 +64,8 @@ _ABSENT_S: Final = 1.0
 _ERASED_AT_ONCE: Final = 50_000
 """Keys deleted together, with one rewrite of each shard."""
 _PAGE: Final = 1000
+_UNSEEN: Final = ETag('""')
+"""Stands for a version that no client knows."""
 _SET_BY_TOOLS: Final = {
     "mtime",
     "md5chksum",
@@ -228,6 +237,7 @@ class Writer:
         """Write one key, and return its new version, `None` if it was deleted."""
         await self._store.verify_conditional_writes(dataset.root)
         target = await self._target(dataset, write, self._reads.clock())
+        _demand_version(dataset, write)
         if not isinstance(target, Slot):
             return await self._write(target, write)
         change = await _encode(target, write)
@@ -253,6 +263,7 @@ class Writer:
             await yield_to_loop(number)
             try:
                 target = await self._target(dataset, each, began_at)
+                _demand_version(dataset, each)
                 if isinstance(target, Slot):
                     shards[target.shard][each.key] = await _encode(target, each)
                 else:
@@ -329,6 +340,19 @@ class Writer:
         return await self._objects.put(target.ref, body, headers, demand=demand)
 
 
+def _demand_version(dataset: Dataset, write: KeyWrite) -> None:
+    """Raise `PreconditionRequiredError` if a write below `SHARDED` names no version."""
+    _, rest = split_sharded(dataset, write.key)
+    demand = write.demand
+    # If-None-Match with a list accepts both absence and versions that the client has not seen.
+    is_blind = demand is None or not (demand(()) or demand([_UNSEEN]))
+    if rest != write.key and is_blind:
+        raise PreconditionRequiredError(
+            f"{write.key} may hold chunks that others have written since it was read: send If-Match"
+            " with the ETag that was read, or If-None-Match: * for a new object"
+        )
+
+
 async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
     shard, entry = slot
     body = write.body
@@ -360,6 +384,10 @@ class Eraser:
 
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
+        if split_sharded(dataset, prefix)[1] != prefix:
+            raise PreconditionRequiredError(
+                f"{prefix} has no version: delete its keys by If-Match, or without {SHARDED}"
+            )
         await self._check_writable(dataset, f"{prefix}0.0")  # named like a chunk, and not a mesh
         layout, rest, *_ = await self._resolver.find_container(dataset, prefix)
         if not rest or isinstance(layout, PassThrough):

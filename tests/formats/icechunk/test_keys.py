@@ -1,11 +1,22 @@
 """Virtual keys of refs, and ids as file names."""
 
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES, decode_id, encode_id
-from shardgate.formats.icechunk.keys import MAIN, Branch, Ref, SnapshotId, Tag, spell_ref, split_ref
+from shardgate.formats.icechunk.keys import (
+    MAIN,
+    Branch,
+    Ref,
+    SnapshotId,
+    Tag,
+    sharded_key,
+    spell_ref,
+    split_ref,
+)
 from shardgate.model import VirtualKey, escape_ref
 from shardgate.server.request import split_target
 
@@ -49,6 +60,19 @@ def test_spelled_ref_is_split_back(ref: Ref, path: str) -> None:
     assert "/" not in spell_ref(ref)
     assert not any(letter < " " or letter == "\x7f" for letter in spell_ref(ref))
     assert split_target(f"/em/{everything}/{path}".encode()) == ("em", key)
+
+
+_SEGMENTS = st.sampled_from(["g", "c", "0", "@sharded", "@branch.a", "@tag.", f"@{FIRST}", "@x"])
+
+
+@given(st.lists(_SEGMENTS).map("/".join) | NAMES)
+@example("lab/@tag.v1")
+def test_sharded_key_has_one_segment_more_behind_its_ref(key: str) -> None:
+    """The key as it is stored has `@sharded` first or behind the first ref, once."""
+    found = sharded_key(key)
+    assert sharded_key(found) == found
+    without = {found[: at.start()] + found[at.end() :] for at in re.finditer("@sharded/", found)}
+    assert found == key or not without.isdisjoint([key, f"{key}/"])
 
 
 def test_ref_name_is_escaped_minimally() -> None:

@@ -1,13 +1,16 @@
 """Lookups of chunks and the reads that they take; TensorStore agrees on the places."""
 
+import asyncio
 import json
 import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError, VersionChangedError
-from shardgate.model import Coded, Stored, VirtualKey, Whole
+from shardgate.model import MISSING, Coded, Stored, VirtualKey, Whole
 from tests.support.formats.case import Container
 from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
@@ -256,3 +259,45 @@ def test_tensorstore_agrees_on_shard_and_minishard_of_ids(
                 assert base[key][start:stop] == b"%d" % chunk_id
                 found[chunk_id] = (key.decode().removesuffix(".shard"), minishard)
     assert found == {chunk_id: address(chunk_id, document) for chunk_id in ids}
+
+
+_NUMBERED = {
+    **build({key: chunk_bytes(number) for key, number in IDS.items()}),
+    "s0/2": b"an object",
+    "s0/3": b"",
+}
+"""A volume with all chunks, and objects that are named like the ids of two."""
+_TAKEN = ("2", "3")
+
+
+@settings(max_examples=200)
+@given(st.text("-+_ .0123456789٣", max_size=4) | st.integers(-1, 2**65).map(str))
+def test_only_the_id_of_a_possible_chunk_names_it(text: str) -> None:
+    """A chunk is located by the canonical decimal text of its id, and an object before it."""
+    located = asyncio.run(Container(_NUMBERED).locate(f"s0/{text}"))
+    names = {str(number): key for key, number in IDS.items() if str(number) not in _TAKEN}
+    if text in names:
+        expected = asyncio.run(Container(_NUMBERED).locate(names[text]))
+        assert isinstance(expected, Stored)
+        assert located == expected
+    elif text == "6":  # on the grid, and stored by no name
+        assert located == MISSING
+    else:
+        assert located == Whole(ROOT.join(f"s0/{text}"))
+
+
+async def test_id_of_a_possible_chunk_is_written_into_its_shard() -> None:
+    """A chunk is written by its id where no object has that name; other numbers name objects."""
+    case = Container(_NUMBERED)
+
+    assert await case.target("s0/1") == await case.target(SECOND)
+    for key in ("s0/2", "s0/3", "s0/5", "s0/01"):
+        assert await case.target(key) == Whole(ROOT.join(key))
+
+
+@pytest.mark.parametrize("bits", [True, 64, -1, "1"])
+def test_values_with_a_malformed_sharding_are_served_as_stored(bits: Any) -> None:
+    """A number beside a malformed sharding, of no known type, names an object."""
+    case = container({**RAW_SHARDING, "shard_bits": bits})
+
+    assert asyncio.run(case.locate("7")) == Whole(ROOT.join("7"))

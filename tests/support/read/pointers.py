@@ -41,6 +41,10 @@ class Pointers(Layout):
         """Enclose all keys."""
         return True
 
+    def as_stored(self) -> "Pointers":
+        """Return the same, which has no other form."""
+        return self
+
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Look *key* up."""
         return self.locations.get(key, MISSING)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from shardgate.formats.icechunk.ids import decode_id
-from shardgate.model import NAMED_REFS, VirtualKey, escape_ref
+from shardgate.model import NAMED_REFS, SHARDED, VirtualKey, escape_ref
 
 SESSION: Final = "@session."
 DOCUMENT: Final = "zarr.json"
@@ -47,6 +47,16 @@ def session_prefix(key: str) -> str | None:
     if start is None or not key.startswith(SESSION, start):
         return None
     return key[:start] + key[start:].partition("/")[0]
+
+
+def sharded_key(key: str) -> str:
+    """Return the key that names *key*, in a ref or not, as it is stored."""
+    lead = ""
+    if (start := find_ref(VirtualKey(key))) is not None:
+        lead = key[:start] + key[start:].partition("/")[0] + "/"
+    rest = key[len(lead) :]
+    is_sharded = key.startswith(SHARDED) or rest.startswith(SHARDED)
+    return key if is_sharded else f"{lead}{SHARDED}{rest}"
 
 
 def split_ref(key: VirtualKey) -> tuple[Ref | None, str]:

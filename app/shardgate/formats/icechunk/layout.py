@@ -55,6 +55,7 @@ from shardgate.formats.zarr.layout import ShardPlace, locate_entry
 from shardgate.formats.zarr.survey import describe
 from shardgate.model import (
     MISSING,
+    SHARDED,
     ByteRange,
     ETag,
     Inline,
@@ -76,6 +77,15 @@ class KeyBlock[N](NamedTuple):
     """Path of the node with a trailing slash; empty for the root."""
     node: N
     chunks: Chunks | None
+
+
+class _OpenedRef(NamedTuple):
+    """The ref that a key names, and the rest of the key."""
+
+    ref: Ref
+    path: str
+    snapshot: Snapshot
+    modified_s: int
 
 
 class _FoundNode(NamedTuple):
@@ -148,6 +158,8 @@ class RepositoryLayout(Layout):
 
     repository: Repository
     whole_index_nbytes: int
+    is_sharded: bool = False
+    """True if nodes and chunks are served as they are stored, also without `SHARDED` in keys."""
 
     @property
     def is_read_only(self) -> bool:
@@ -158,7 +170,8 @@ class RepositoryLayout(Layout):
         return True
 
     async def shard(self, key: VirtualKey, fetch: Fetch) -> str | None:
-        if (found := await self._find(key, fetch)) is None or found.node.document.array is None:
+        found = await self._find(key, fetch)
+        if found is None or not (found.node.document.array or found.snapshot.is_sharded):
             return None
         address = found.node.parse(found.rest)
         return address and f"{self.repository.directory}/{found.path}/{address.coords}"
@@ -179,9 +192,9 @@ class RepositoryLayout(Layout):
         return ListingRules(None, (walk,))
 
     async def names(self, prefix: VirtualKey, fetch: Fetch, run: RunInThread) -> Sequence[Name]:
-        ref, path = split_ref(prefix)
-        if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
+        if (found := await self._open_ref(prefix, fetch)) is None:
             return ()
+        _, path, snapshot, _ = found
         path = path.rstrip("/")
         if snapshot.is_in_array(path):
             return ()
@@ -218,13 +231,13 @@ class RepositoryLayout(Layout):
 
     async def items(self, window: Window, io: ListingIO) -> AsyncGenerator[Item | Walk]:
         """Yield the documents below a ref, by default ``main``, and the walks of arrays."""
-        ref, path = split_ref(VirtualKey(window.prefix))
-        lead = window.prefix.removesuffix(path)
-        if ref is None or (lead and not lead.endswith("/")) or window.after > lead + LAST:
+        prefix = VirtualKey(window.prefix)
+        lead = prefix.removesuffix(self._split(prefix)[1])
+        if (lead and not lead.endswith("/")) or window.after > lead + LAST:
             return
-        if (dated := await self.repository.dated_snapshot(ref, io.fetch)) is None:
+        if (found := await self._open_ref(prefix, io.fetch)) is None:
             return
-        snapshot, modified_s = dated
+        _, _, snapshot, modified_s = found
         within = window.below(lead)
         folded = None
         for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
@@ -249,9 +262,10 @@ class RepositoryLayout(Layout):
     async def collections_below(
         self, folder: VirtualKey, fetch: Fetch, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        ref, path = split_ref(folder)
-        if ref is None or (snapshot := await self.repository.snapshot(ref, fetch)) is None:
+        found = await self._open_ref(folder, fetch)
+        if found is None or found.snapshot.is_sharded:
             return ()
+        _, path, snapshot, _ = found
         name = self.repository.file("snapshots", snapshot.object_id)
         return await run_in_thread(_describe_below, path.rstrip("/"), name, snapshot.nodes)
 
@@ -269,9 +283,12 @@ class RepositoryLayout(Layout):
             return None
         return enclose(node, coords, place)
 
+    def as_stored(self) -> Layout:
+        return replace(self, is_sharded=True)
+
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return how refs are spelled, if *key* begins with none that exists; else the grid."""
-        ref, path = split_ref(key)
+        ref, path, _ = self._split(key)
         if ref is None:
             return ""
         is_named = path != key and await self.repository.refs.resolve(ref, fetch) is not None
@@ -410,11 +427,22 @@ class RepositoryLayout(Layout):
             return None
         return await self.repository.lookup(node.node_id, node.chunks, address.coords, fetch)
 
-    async def _find(self, key: VirtualKey, fetch: Fetch) -> _FoundNode | None:
+    def _split(self, key: VirtualKey) -> tuple[Ref | None, str, bool]:
+        """Split *key* by `split_ref`, and return whether it names nodes as they are stored."""
         ref, path = split_ref(key)
-        if ref is None or (dated := await self.repository.dated_snapshot(ref, fetch)) is None:
+        return ref, path.removeprefix(SHARDED), self.is_sharded or path.startswith(SHARDED)
+
+    async def _open_ref(self, key: VirtualKey, fetch: Fetch) -> _OpenedRef | None:
+        ref, path, is_sharded = self._split(key)
+        if ref is None:
             return None
-        snapshot, modified_s = dated
+        dated = await self.repository.dated_snapshot(ref, fetch, is_sharded=is_sharded)
+        return None if dated is None else _OpenedRef(ref, path, *dated)
+
+    async def _find(self, key: VirtualKey, fetch: Fetch) -> _FoundNode | None:
+        if (opened := await self._open_ref(key, fetch)) is None:
+            return None
+        ref, path, snapshot, modified_s = opened
         if (found := snapshot.find(path)) is None:
             return None
         node_path, rest = found
@@ -448,8 +476,9 @@ def key_blocks[N](
 
 
 def _show(snapshot: Snapshot, path: str, node: SnapshotNode) -> Inline:
-    # "u1" is to be changed when the same snapshot is served in another form.
-    etag = ETag(f'"{encode_id(snapshot.object_id)}-u1"')
+    # These are to be changed when the same snapshot is served in another form.
+    form = "s1" if snapshot.is_sharded else "u1"
+    etag = ETag(f'"{encode_id(snapshot.object_id)}-{form}"')
     return Inline(node.document.served if path else snapshot.root_document, etag)
 
 

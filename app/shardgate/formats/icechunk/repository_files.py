@@ -247,15 +247,19 @@ class Repository:
         found = await self.dated_snapshot(ref, fetch)
         return found and found[0]
 
-    async def dated_snapshot(self, ref: Ref, fetch: Fetch) -> tuple[Snapshot, int] | None:
-        """Read the snapshot of *ref*, and when *ref* was set, in s; `None` without such a ref."""
+    async def dated_snapshot(
+        self, ref: Ref, fetch: Fetch, *, is_sharded: bool = False
+    ) -> tuple[Snapshot, int] | None:
+        """Read the snapshot of *ref*, and when *ref* was set, in s; `None` without such a ref.
+        *is_sharded* is that of `Snapshot`.
+        """
         found = await self.refs.resolve(ref, fetch)
         if found is None and (twice := decoded_twice(ref)) is not None:
             found = await self.refs.resolve(twice, fetch)
         object_id = None if found is None else decode_id(found.snapshot_id)
         if found is None or object_id is None:
             return None
-        decode = SnapshotDecoder(object_id, self.limit_nbytes)
+        decode = SnapshotDecoder(object_id, self.limit_nbytes, is_sharded)
         snapshot = await self.read("snapshots", object_id, decode, fetch)
         if snapshot is None and not isinstance(ref, SnapshotId):
             name = self.file("snapshots", object_id)

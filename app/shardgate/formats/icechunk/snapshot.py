@@ -312,6 +312,8 @@ class Snapshot(DecodedMetadata):
     nbytes: int
     flushed_at_s: int
     """Time of writing by the clock of the writer: seconds since 1970, UTC."""
+    is_sharded: bool = False
+    """Whether its documents are those that are stored, so that chunks are shards."""
 
     @property
     def why_sharded(self) -> str:
@@ -346,8 +348,11 @@ class Snapshot(DecodedMetadata):
         return iter(sorted(names))
 
 
+@dataclass(frozen=True, slots=True)
 class SnapshotDecoder(FileDecoder):
-    """Decodes the snapshot *object_id*."""
+    """Decodes the snapshot *object_id*, with arrays as they are stored if *is_sharded*."""
+
+    is_sharded: bool = False
 
     def __call__(self, data: bytes) -> Snapshot:
         reader, root = self.open(data, FileType.SNAPSHOT, _SNAPSHOT.lazy)
@@ -359,7 +364,7 @@ class SnapshotDecoder(FileDecoder):
                 reason = "another node has the same path"
                 faults.append((path, reason if is_node_path(path) else "no path of a node"))
                 continue
-            node = nodes[path[1:]] = _serve_node(reader, stored)
+            node = nodes[path[1:]] = _serve_node(reader, stored, is_sharded=self.is_sharded)
             reader.spend(_weigh(node))
         nodes = {path: nodes[path] for path in sorted(nodes, key=str.encode)}
         orphans = _find_orphans(nodes)
@@ -373,6 +378,7 @@ class SnapshotDecoder(FileDecoder):
             orphans,
             len(root_document) + sum(map(_weigh, nodes.values())),
             root[_FLUSHED_AT] // 1_000_000,
+            self.is_sharded,
         )
 
 
@@ -396,21 +402,27 @@ def _find_orphans(nodes: Mapping[str, SnapshotNode | DecodeError]) -> Mapping[st
     return found
 
 
-def _serve_node(reader: FlatBufferReader, stored: StoredNode) -> SnapshotNode | DecodeError:
+def _serve_node(
+    reader: FlatBufferReader, stored: StoredNode, *, is_sharded: bool
+) -> SnapshotNode | DecodeError:
     """Return the node as it is served, or an error that holds no reference to the payload."""
     reader.spend_document(len(stored.document))
     try:
         reader.check(json_memory_nbytes(stored.document))
         check_levels(stored.document)
-        return _parse_node(stored, json.loads(stored.document.decode()))
+        document = json.loads(stored.document.decode())
+        return _parse_node(stored, document, is_sharded=is_sharded)
     except DecodeError as error:
         return DecodeError(str(error))
     except ValueError as error:
         return DecodeError(f"its zarr.json is not JSON: {error}")
 
 
-def _parse_node(stored: StoredNode, document: Any) -> SnapshotNode:
-    node = SnapshotNode(stored.node_id, parse_node(document, stored.document))
+def _parse_node(stored: StoredNode, document: Any, *, is_sharded: bool) -> SnapshotNode:
+    parsed = parse_node(document, stored.document)
+    if is_sharded:
+        parsed = ZarrNode(parsed.kind, stored.document, is_rewritten=False)
+    node = SnapshotNode(stored.node_id, parsed)
     if (node.document.kind == "array") != (stored.array is not None):
         raise DecodeError("snapshot and zarr.json disagree on whether it is an array")
     if stored.array is None:

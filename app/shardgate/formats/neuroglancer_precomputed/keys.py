@@ -130,6 +130,10 @@ class IdNames:
         return f"ids are decimal numbers below 2^64 without zeros before them{suffix}"
 
 
+ID_NAMES: Final = IdNames()
+"""Names of chunks of every kind in the key-value store that shards are."""
+
+
 @dataclass(frozen=True, slots=True)
 class CellNames:
     """Cells of a spatial index level of annotations: ``0_3_1``."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from shardgate.errors import BadKeyError, ConflictError, DamagedError, ReadOnlyError
-from shardgate.formats.contract import Layout, Slot, Target, Translator
+from shardgate.formats.contract import Layout, Slot, StoredContainer, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import (
     PLAIN,
@@ -25,7 +25,12 @@ from shardgate.formats.listing import (
     Walk,
     Wanted,
 )
-from shardgate.formats.neuroglancer_precomputed.keys import LIKE_A_CHUNK, IdNames, VoxelBounds
+from shardgate.formats.neuroglancer_precomputed.keys import (
+    ID_NAMES,
+    LIKE_A_CHUNK,
+    IdNames,
+    VoxelBounds,
+)
 from shardgate.formats.neuroglancer_precomputed.metadata import (
     Info,
     InfoTranslator,
@@ -36,7 +41,14 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
-from shardgate.formats.reading import DecodeError, Fetch, RunInThread, Versioned
+from shardgate.formats.reading import (
+    DecodeError,
+    Fetch,
+    Opaque,
+    Read,
+    RunInThread,
+    Versioned,
+)
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,
@@ -94,10 +106,35 @@ class PrecomputedLayout(Layout):
         for part in parts:
             if (chunk_id := part.names.parse(name)) is not None:
                 return await self._locate_chunk(part, chunk_id, fetch)
+        if (numbered := await self._numbered(key, fetch)) is not None:
+            return await self._locate_chunk(*numbered, fetch)
         if any(part.names.owns(name) for part in parts):
             return MISSING
         self._check(path, name)
         return Whole(self.directory.join(key))
+
+    async def _numbered(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
+        """Return the part and the chunk id if *key* is the id alone of a possible chunk, and no
+        object has that name.
+        """
+        path, _, name = key.rpartition("/")
+        if (chunk_id := ID_NAMES.parse(name)) is None:
+            return None
+        parts = self._parts_at(path)
+        part = next((each for each in parts if each.may_have(chunk_id)), None)
+        if part is None:
+            return None
+        try:
+            found = await fetch(Read("object", self.directory.join(key), ByteRange(0, 1), Opaque))
+        except DamagedError:  # it exists, and is empty
+            return None
+        return (part, chunk_id) if found is None else None
+
+    def _parts_at(self, path: str) -> Sequence[ShardedPart]:
+        """Return the parts at *path*, that of values last."""
+        info = self.info.value
+        values = [info.values] if info.values is not None and not path else []
+        return [*info.parts_at.get(path, ()), *values]
 
     def _check(self, path: str, name: str) -> None:
         """Raise `DamagedError` where *name* may be that of a chunk of a malformed member."""
@@ -115,13 +152,15 @@ class PrecomputedLayout(Layout):
             return await shard.locate_fragments(minishard, chunk, fetch)
         return _coded(part, chunk)
 
-    async def target(self, key: VirtualKey, _: Fetch) -> Target:
+    async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written; shards themselves cannot be, as chunks would be lost."""
         path, _slash, name = key.rpartition("/")
         parts = self.info.value.parts_at.get(path, ())
         for part in parts:
             if (chunk_id := part.names.parse(name)) is not None:
                 return self._slot(part, chunk_id)
+        if (numbered := await self._numbered(key, fetch)) is not None:
+            return self._slot(*numbered)
         for part in parts:
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
@@ -138,7 +177,7 @@ class PrecomputedLayout(Layout):
         most_nbytes = self.options.decoded_nbytes
         if part.kind in {Kind.MANIFESTS, Kind.FRAGMENTS}:
             raise ReadOnlyError("sharded multi-resolution meshes can only be read")
-        if len(self.info.value.parts_at[part.path]) > 1:
+        if len(self.info.value.parts_at.get(part.path, ())) > 1:
             raise ReadOnlyError(
                 f"{part.path or '.'}: several scales share one shard directory; not writable"
             )
@@ -189,9 +228,12 @@ class PrecomputedLayout(Layout):
     async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
         """Return the shards below the path of *key*, preferably those for such names."""
         path, _, name = key.rpartition("/")
-        parts = self.info.value.parts_at.get(path, ())
+        parts = self._parts_at(path)
         named = [part for part in parts if part.names.parse(name) is not None]
         return next(map(self._shards, [*named, *parts]), None)
+
+    def as_stored(self) -> Layout:
+        return StoredContainer(self.directory, self)
 
     async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
         """Return the rule for the names of chunks that *key* does not follow."""

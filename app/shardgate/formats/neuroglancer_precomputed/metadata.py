@@ -11,6 +11,7 @@ from itertools import chain
 from posixpath import normpath
 from typing import Annotated, Final, NamedTuple
 
+import numpy as np
 import pydantic.dataclasses
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -31,6 +32,8 @@ _ID_BITS: Final = 64
 _VOLUME: Final = "neuroglancer_multiscale_volume"
 MESHES: Final = "neuroglancer_multilod_draco"
 SKELETONS: Final = "neuroglancer_skeletons"
+_ANNOTATIONS: Final = "neuroglancer_annotations_v1"
+_KNOWN: Final = (_VOLUME, MESHES, SKELETONS, _ANNOTATIONS)
 _DATA_TYPES: Final = {f"{kind}int{8 * n}": n for kind in ("", "u") for n in (1, 2, 4, 8)} | {
     "float32": 4
 }
@@ -49,6 +52,8 @@ class Kind(StrEnum):
     """Fragment data, before each manifest in the shard and under the id of the manifest."""
     SKELETONS = "skeletons"
     ANNOTATIONS = "annotations"
+    VALUES = "values"
+    """Values of any form, by ids alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,10 @@ class ShardedPart:
     member: Json = field(repr=False, compare=False)
     voxel_nbytes: int | None = None
     """Bytes of a voxel, all channels, in a volume of raw chunks."""
+
+    def may_have(self, chunk_id: int) -> bool:
+        """Return whether *chunk_id* is that of a possible chunk."""
+        return bool(self.names.covers(np.array([chunk_id], np.uint64))[0])
 
     def chunk_nbytes(self, chunk_id: int) -> int | None:
         """Return the size of a chunk, where no encoding makes it depend on the values."""
@@ -141,6 +150,8 @@ class Info(DecodedMetadata):
     """Directories of chunks, sharded or not."""
     below: tuple[str, ...]
     """Directories that are containers if they have an ``info``."""
+    values: ShardedPart | None = None
+    """The shards beside a document that has a sharding, and whose @type is not known."""
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +190,23 @@ def parse_info(document: Json, data: bytes) -> Info | None:
         faults_at={m.path: m.fault for m in members if m.fault and m.path is not None},
         paths=frozenset(member.path for member in members if member.path),
         below=tuple(filter(None, map(_normal, below))),
+        values=_read_values(kind, document),
     )
+
+
+def _read_values(kind: str, document: Json) -> ShardedPart | None:
+    """Return the part of a document that is a sharding, or has one beside a @type that is not
+    known; `None` for a malformed sharding, too: all is then served as it is stored.
+    """
+    if kind in _KNOWN:
+        return None
+    stored = document if kind == SHARDED else document.get("sharding")
+    if not isinstance(stored, dict) or stored.get("@type") != SHARDED:
+        return None
+    try:
+        return ShardedPart(Kind.VALUES, "", IdNames(), _parse(_SHARDING, stored), document)
+    except DecodeError:
+        return None
 
 
 def _read(
@@ -221,7 +248,7 @@ def _members(kind: str, document: Json) -> Iterator[tuple[str, Json]]:
         yield from _objects(document, "scales")
     elif kind in {MESHES, SKELETONS}:
         yield kind, document
-    elif kind == "neuroglancer_annotations_v1":
+    elif kind == _ANNOTATIONS:
         if isinstance(by_id := document.get("by_id"), dict):
             yield "by_id", by_id
         yield from _objects(document, "relationships")
@@ -311,6 +338,10 @@ class MemberDescription(NamedTuple):
 def describe(info: Info) -> Iterator[MemberDescription | DecodeError]:
     """Describe all members, each scale by each chunk size; ``#2`` tells equal paths apart."""
     last: dict[str, int] = {}
+    if (values := info.values) is not None:
+        sharding = _spell(values.sharding)
+        description = Description("", "precomputed", str(values.kind), sharding=sharding)
+        yield MemberDescription(description, values)
     for member in info.members:
         if member.fault:
             yield DecodeError(member.fault)

@@ -20,7 +20,7 @@ from shardgate.formats.neuroglancer_precomputed.index import (
     ShardObject,
     open_shard,
 )
-from shardgate.formats.neuroglancer_precomputed.keys import Ids
+from shardgate.formats.neuroglancer_precomputed.keys import ID_NAMES, Ids
 from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
@@ -71,8 +71,14 @@ class PrecomputedShards:
 
     def holding(self, key: VirtualKey) -> "PrecomputedShard | None":
         path, _, name = key.rpartition("/")
-        chunk_id = self.part.names.parse(name) if path == self.part.path else None
-        return None if chunk_id is None else self.numbered(self.part.sharding.address(chunk_id)[0])
+        if path != self.part.path:
+            return None
+        chunk_id = self.part.names.parse(name)
+        if chunk_id is None:
+            chunk_id = ID_NAMES.parse(name)
+        if chunk_id is None or not self.part.may_have(chunk_id):
+            return None
+        return self.numbered(self.part.sharding.address(chunk_id)[0])
 
     def every(self) -> Iterator["PrecomputedShard"] | None:
         bits = self.part.sharding.shard_bits

@@ -15,7 +15,7 @@ from typing import Final
 
 from shardgate.errors import ConflictError, DamagedError
 from shardgate.formats.compression import MEASURES
-from shardgate.formats.contract import Document, Layout, Target
+from shardgate.formats.contract import Document, Layout, StoredContainer, Target
 from shardgate.formats.documents import DocumentDecoder, Json, parse_json, show, write_json
 from shardgate.formats.listing import PLAIN, ListingRules
 from shardgate.formats.reading import (
@@ -358,6 +358,9 @@ class HierarchyLayout(Layout):
         paths = [self.hierarchy.array_path(key) async for key in listing("meta/")]
         found = sorted(path for path in paths if path is not None)
         return [await self._collection(path, fetch, run_in_thread) for path in found]
+
+    def as_stored(self) -> Layout:
+        return StoredContainer(self.directory, self)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
         """Return the grid of chunks that *key* is not on."""

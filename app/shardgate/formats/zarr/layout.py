@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
-from shardgate.formats.contract import Document, Layout, Slot, Target, Translator
+from shardgate.formats.contract import (
+    Document,
+    Layout,
+    Slot,
+    StoredContainer,
+    Target,
+    Translator,
+)
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
@@ -113,6 +120,9 @@ class ZarrLayout(Layout):
             return (ChunkCollection(await run_in_thread(describe, self.node.value), self._shards),)
         except DecodeError as error:
             return (DamagedError(self.directory.join(MARKER), str(error)),)
+
+    def as_stored(self) -> Layout:
+        return StoredContainer(self.directory, self)
 
     async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
         """Return the grid of chunks that *key* is not on."""

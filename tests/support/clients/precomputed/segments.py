@@ -79,6 +79,25 @@ def write_legacy(path: Path) -> None:
     _write_properties(path)
 
 
+def number_fragments(path: Path, how: Json) -> dict[int, bytes]:
+    """Move the fragments of older meshes into shards, under numbers that the manifests then name.
+
+    Return the fragments by their numbers.
+    """
+    fragments = dict[int, bytes]()
+    for manifest in sorted((path / "mesh").glob("*:0")):
+        files = [manifest.with_name(name) for name in json.loads(manifest.read_text())["fragments"]]
+        numbers = range(12345 + len(fragments), 12345 + len(fragments) + len(files))
+        for number, file in zip(numbers, files, strict=True):
+            fragments[number] = file.read_bytes()
+            file.unlink()
+        manifest.write_text(json.dumps({"fragments": list(map(str, numbers))}))
+    write_shards(path / "mesh", how, fragments)
+    info = document(path / "mesh")
+    (path / "mesh/info").write_text(json.dumps(info | {"sharding": how}))
+    return fragments
+
+
 def _write_labels(path: Path, *, sharded: bool) -> None:
     scale = Scale(labels(), sharding((0, 1, 2), index="gzip", data="gzip"), chunk=(20, 20, 20))
     by_cloudvolume(Volume("", by_cloudvolume, [scale], "segmentation"), path, sharded)

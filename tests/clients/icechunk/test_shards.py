@@ -1,0 +1,117 @@
+"""Below `@sharded` arrays of repositories and sessions have the chunks that the library stores."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import icechunk
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.clients.icechunk.library import (
+    compare_chunks,
+    nodes_of,
+    refs_of,
+    without_members,
+)
+from tests.support.clients.icechunk.repositories import storage
+from tests.support.clients.reading import OPENERS, open_tensorstore
+from tests.support.clients.services import connect, sizes_of
+from tests.support.clients.writing import same
+from tests.support.deferred import Deferred
+from tests.support.sessions import replicas
+from tests.support.writable_repositories import new_place
+
+xarray: Any = Deferred("xarray")
+
+ARRAY: Final = "index/tensorstore_end_little_plain"
+
+
+@pytest.mark.parametrize("name", ["placed/v2", pytest.param("eventful/v1", marks=pytest.mark.soak)])
+def test_shards_of_every_ref_equal_those_of_the_library(
+    local: str, bucket: Path, name: str
+) -> None:
+    """Documents, shards and their listed sizes below a ref and `@sharded` are the library's."""
+    repo = icechunk.Repository.open(storage(bucket / name))
+    with connect(local) as client:
+        for ref, session in refs_of(repo, bucket / name):
+            base = f"/bucket/{name}/{ref}/@sharded"
+            sizes = dict[str, int]()
+            for node in nodes_of(session):
+                document = client.get(f"{base}/{node.key('zarr.json')}")
+                if node.path:
+                    assert document.content == node.stored
+                else:
+                    assert without_members(document.json()) == without_members(node.document)
+                compare_chunks(client, base, node)
+                sizes[node.key("zarr.json")] = len(document.content)
+                sizes |= {node.key(key): len(data) for key, data in node.chunks.items() if data}
+            assert sizes_of(client, "bucket", f"{name}/{ref}/@sharded/") == sizes
+
+
+def test_sharded_before_a_repository_means_its_refs(local: str) -> None:
+    """`@sharded` before the path of a repository, or before a ref, names the same shards."""
+    with connect(local) as client:
+        keys = [
+            f"placed/v2/@branch.main/@sharded/{ARRAY}",
+            f"@sharded/placed/v2/@branch.main/{ARRAY}",
+            f"@sharded/placed/v2/{ARRAY}",
+            f"placed/v2/@sharded/{ARRAY}",
+        ]
+        chunks = [client.get(f"/bucket/{key}/c/0/0/0") for key in keys]
+        pages = [client.get(f"/bucket/{key}/") for key in keys]
+
+        assert {answer.status_code for answer in chunks} == {200}
+        assert len({(each.content, each.headers["etag"]) for each in chunks}) == 1
+        assert {"zarr.json" in page.text for page in pages} == {True}
+
+
+@pytest.mark.parametrize("reader", [*OPENERS, "tensorstore", "xarray"])
+def test_client_reads_shards_of_a_ref(tmp_path: Path, reader: str) -> None:
+    """Each client reads an array of a branch by inner chunks and by shards."""
+    values = np.arange(96, dtype="u2").reshape(8, 12)
+    with replicas(new_place(tmp_path, None)) as pair:
+        session = pair.repo.writable_session("main")
+        array = zarr.open_group(session.store, mode="a").create_array(
+            "a", shape=(8, 12), shards=(4, 6), chunks=(2, 3), dtype="u2", dimension_names=("y", "x")
+        )
+        array[...] = values
+        session.commit("an array")
+        for face in ("", "@sharded/"):
+            url = f"{pair.urls[0]}/data/@branch.main/{face}a"
+            if reader == "xarray":
+                found = xarray.open_zarr(url.removesuffix("/a"), consolidated=True)["a"].values
+            elif reader == "tensorstore":
+                found = open_tensorstore(url).read().result()
+            else:
+                opened = OPENERS[reader](url)
+                assert opened.shards == ((4, 6) if face else None)
+                found = opened[...]
+            same(found, values)
+
+
+def test_session_has_both_faces_of_a_shard(tmp_path: Path) -> None:
+    """Writes of a session by inner chunks and by shards are seen in each other and committed."""
+    with replicas(new_place(tmp_path, None)) as pair:
+        session = pair.repo.writable_session("main")
+        zarr.open_group(session.store, mode="a").create_array(
+            "a", shape=(4,), shards=(4,), chunks=(2,), dtype="u1", compressors=None
+        )
+        session.commit("an array")
+        session_id = pair.begin()
+        shard = f"/data/@session.{session_id}/@sharded/a/c/0"
+        client = pair.clients[0]
+        assert pair.put(session_id, "a/c/0", b"\x01\x02").status_code == 200
+        assert pair.put(session_id, "a/c/1", b"\x03\x04").status_code == 200
+        read = client.get(shard)
+        changed = b"\x09" + read.content[1:]
+        blind = client.put(shard, content=changed)
+        put = client.put(shard, content=changed, headers={"if-match": read.headers["etag"]})
+        stale = client.put(shard, content=changed, headers={"if-match": read.headers["etag"]})
+
+        assert read.content[:4] == b"\x01\x02\x03\x04"
+        assert [blind.status_code, put.status_code, stale.status_code] == [428, 200, 412]
+        assert pair.get(session_id, "a/c/0").content == b"\x09\x02"
+        pair.committed(session_id)
+        store = pair.repo.readonly_session("main").store
+        same(zarr.open_array(store, path="a", mode="r")[...], np.array([9, 2, 3, 4], "u1"))

@@ -13,6 +13,7 @@ from shardgate.api.openapi import new_router, reads
 from shardgate.auth.access import Datasets
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
+from shardgate.icechunk.diff import Change, read_diff
 from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
     Ancestor,
@@ -24,6 +25,7 @@ from shardgate.icechunk.repository import (
     read_operations,
     read_refs,
 )
+from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import RequestBodyReader, RequestDocument
 from shardgate.server.conditions import parse_demand
@@ -86,6 +88,16 @@ class TagPage(BaseModel, use_attribute_docstrings=True):
     """`after` of the next page, if there is one."""
 
 
+class DifferencesPage(BaseModel, use_attribute_docstrings=True):
+    """Page of the changes between two versions, by path."""
+
+    from_snapshot_id: str
+    to_snapshot_id: str
+    changes: list[Change]
+    next: str | None
+    """`after` of the next page, if there is one; it is of the same two snapshots."""
+
+
 class OperationsPage(BaseModel, use_attribute_docstrings=True):
     """Page of operations, newest first."""
 
@@ -140,8 +152,8 @@ def _ref_name(
 type _RefName = Annotated[str, Depends(_ref_name)]
 
 
-def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
-    """Build the routes that read repositories."""
+def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget) -> APIRouter:
+    """Build the routes that read repositories; *logs* bounds the memory of transaction logs."""
     router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
 
     type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=False))]
@@ -168,6 +180,26 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
         """List the snapshots that led to a ref, newest first."""
         page = await read_history(opened, ref, after, limit)
         return await _answer(HistoryPage(history=page.items, next=page.next))
+
+    @router.get("/diff", response_model=DifferencesPage)
+    async def list_differences(
+        opened: Opened,
+        from_: Annotated[str, Query(alias="from", description=f"An ancestor of `to`. {_SPELLED}")],
+        to: Annotated[str, Query(description=_SPELLED)] = "@branch.main",
+        after: _After = None,
+        limit: _Limit = 1000,
+    ) -> Response:
+        """List what the commits after one version, up to another one, have changed.
+
+        `limit` counts chunks, and changes of nodes.
+        """
+        page = await read_diff(opened, logs, (from_, to), after, limit)
+        from_id, to_id, changes, next_ = page
+        return await _answer(
+            DifferencesPage(
+                from_snapshot_id=from_id, to_snapshot_id=to_id, changes=changes, next=next_
+            )
+        )
 
     @router.get("/operations", response_model=OperationsPage)
     async def list_operations(

@@ -87,7 +87,8 @@ operations that have left the list."""
 class NewSnapshot(NamedTuple):
     """A snapshot on top of a branch or, if it *amends* the tip, in place of that."""
 
-    branch: str
+    branch: str | None
+    """`None` for a detached snapshot, which no branch leads to."""
     snapshot: SnapshotInfo
     amends: bool = False
 
@@ -134,9 +135,11 @@ class _Draft:
         match change:
             case NewSnapshot(branch, snapshot, amends):
                 new = snapshot.object_id
+                self.snapshots.append(snapshot)
+                if branch is None:
+                    return Update("new_detached_snapshot", at_us, None, {"new_snap_id": new})
                 before = self.branches[branch]
                 self.branches[branch] = new
-                self.snapshots.append(snapshot)
                 kind = "commit_amended" if amends else "new_commit"
                 fields = {"branch": branch, "new_snap_id": new, "previous_snap_id": before}
                 return Update(kind, at_us, None, fields)

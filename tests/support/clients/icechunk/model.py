@@ -50,7 +50,8 @@ class Replica(Api):
         return self.send("POST", "/commits", {"changes": changes} | options)
 
     def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
-        assert not isinstance(edit, Move)
+        if isinstance(edit, Move):
+            return {"op": "move_node", "path": edit.source, "to": edit.target}
         if isinstance(edit, Put):
             return edit.change
         if edit.data is None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
+from shardgate.api.administration import build_administration
 from shardgate.api.api import build_api
 from shardgate.api.repositories import build_repositories, build_repository_changes
 from shardgate.api.sessions import build_commits, build_sessions
@@ -312,6 +313,7 @@ def _build_routes(
     return [
         build_repositories(datasets, resolver, logs),
         build_repository_changes(datasets, resolver, committer.swaps, bodies),
+        build_administration(datasets, resolver, committer.swaps, bodies),
         commits,
         build_sessions(datasets, resolver, shared.sessions, committer, bodies),
     ]

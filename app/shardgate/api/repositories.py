@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from shardgate.api.openapi import new_router, reads
-from shardgate.auth.access import Datasets
+from shardgate.auth.access import Caller, Datasets, ServedDataset
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
 from shardgate.icechunk.diff import Change, read_diff
@@ -116,6 +116,7 @@ _SPELLED: Final = (
 type RepositoryPath = Annotated[
     str, Query(description="Path of the repository in the dataset, if that holds several.")
 ]
+type FindDataset = Callable[[str, Caller], ServedDataset]
 type OpenRepository = Callable[..., Awaitable[OpenedRepository]]
 type _After = Annotated[str | None, Query(description="`next` of the previous page.")]
 type _Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -124,9 +125,10 @@ type _IfMatch = Annotated[
 ]
 
 
-def opens(datasets: Datasets, resolver: Resolver, *, writable: bool) -> OpenRepository:
-    """Return a dependency that opens the repository of a request, which may have to be writable."""
-    find = datasets.find_writable if writable else datasets.find
+def opens(find: FindDataset, resolver: Resolver) -> OpenRepository:
+    """Return a dependency that opens the repository of a request in the dataset that *find* finds
+    for the caller.
+    """
 
     async def open_named(
         request: Request, dataset: str, path: RepositoryPath = ""
@@ -156,7 +158,7 @@ def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget)
     """Build the routes that read repositories; *logs* bounds the memory of transaction logs."""
     router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
 
-    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=False))]
+    type Opened = Annotated[OpenedRepository, Depends(opens(datasets.find, resolver))]
 
     @router.get("/branches", response_model=BranchPage)
     async def list_branches(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
@@ -221,7 +223,7 @@ def build_repository_changes(
 ) -> APIRouter:
     """Build the routes that create repositories, and change branches and tags."""
     router = new_router(_DATASETS, _TAG)
-    opening = Depends(opens(datasets, resolver, writable=True))
+    opening = Depends(opens(datasets.find_writable, resolver))
 
     async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefUpdates:
         await swaps.store.verify_conditional_writes(opened.directory)

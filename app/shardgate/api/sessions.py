@@ -93,7 +93,7 @@ def build_sessions(
     """Build the routes of sessions."""
     router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
 
-    open_repository = opens(datasets, resolver, writable=True)
+    open_repository = opens(datasets.find_writable, resolver)
 
     type Opened = Annotated[OpenedRepository, Depends(open_repository)]
 
@@ -174,7 +174,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     """Build the routes of commits without a session; *decoded* bounds the memory of all bodies."""
     router = new_router("/api/datasets/{dataset}", "Commits")
 
-    opening = Depends(opens(datasets, resolver, writable=True))
+    opening = Depends(opens(datasets.find_writable, resolver))
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     body = {"requestBody": {"required": True, "content": octets}}
 

@@ -38,6 +38,7 @@ from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
     ROOT_METADATA,
+    FieldUpdate,
     RefUpdate,
     RepoUpdate,
     create_repo,
@@ -239,7 +240,9 @@ class RepoSwaps:
         answer, changes = plan(file)
         if not changes:
             return _Prepared(answer)
-        require_unlocked(file.info, ref)
+        # The status of a repository that is read-only can be set again.
+        if not all(isinstance(each, FieldUpdate) and each.is_status for each in changes):
+            require_unlocked(file.info, ref)
         info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
         data = seal_repo(info)
         demand_readable(ref, data, limit)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Generator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import icechunk
@@ -13,18 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import CacheSettings, DatasetSettings, Settings
-from tests.support.clients.icechunk.model import Replica, edit_by_library
+from tests.support.clients.icechunk.model import Replica, compare_differences, edit_by_library
 from tests.support.formats.icechunk.trees import FIRST, MOVES, STEPS, Draft, Step, Tree, by_uid
 from tests.support.serving import client_of
-
-SETS: Final = {
-    ("created", "group"): "new_groups",
-    ("created", "array"): "new_arrays",
-    ("deleted", "group"): "deleted_groups",
-    ("deleted", "array"): "deleted_arrays",
-    ("updated", "group"): "updated_groups",
-    ("updated", "array"): "updated_arrays",
-}
 
 type Commits = Sequence[tuple[str, list[Step]]]
 
@@ -74,37 +65,13 @@ def write(repo: icechunk.Repository, replica: Replica, commits: Commits) -> list
     return versions
 
 
-def told(changes: Sequence[Any], change: str, node_type: str | None = None) -> list[Any]:
-    """Return the changes of a kind."""
-    return [
-        each
-        for each in changes
-        if each["change"] == change and node_type in (None, each["node_type"])
-    ]
-
-
 def compare(repo: icechunk.Repository, replica: Replica, limit: int, *pair: Version) -> None:
     """Assert that both list the same differences; moves are those that the trees show."""
     before, after = pair
-    refs = {"from": f"@{before.snapshot_id}", "to": f"@{after.snapshot_id}"}
-    changes = replica.pages("/diff", "changes", limit=limit, **refs)
-    library = repo.diff(from_snapshot_id=before.snapshot_id, to_snapshot_id=after.snapshot_id)
-    for (change, node_type), name in SETS.items():
-        found = [each["path"] for each in told(changes, change, node_type)]
-        assert sorted(found) == sorted(getattr(library, name)), name
-    chunks: dict[str, list[list[int]]] = {}
-    for each in told(changes, "chunks_updated"):
-        chunks.setdefault(each["path"], []).extend(each["chunks"])
-    assert chunks == {
-        path: [list(at) for at in coords] for path, coords in library.updated_chunks.items()
-    }
+    moves = compare_differences(replica, repo, before.snapshot_id, after.snapshot_id, limit)
     old, new = by_uid(before.tree), by_uid(after.tree)
-    moved = {(old[uid][0], new[uid][0]) for uid in old.keys() & new.keys()}
-    found = {(each["former_path"], each["path"]) for each in told(changes, "moved")}
-    assert found == {(source, target) for source, target in moved if source != target}
-    ends = {target for _, target in library.moved_nodes}
-    assert {target for _, target in found} <= ends
-    assert all(len(each["chunks"]) <= limit for each in changes)
+    expected = {(old[uid][0], new[uid][0]) for uid in old.keys() & new.keys()}
+    assert moves == {(source, target) for source, target in expected if source != target}
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,88 @@ def test_concurrent_changes_by_library_and_service_lose_nothing(
         "BranchCreated": 4,
         "RepoInitialized": 1,
     }
+
+
+CONTAINER: Final = {
+    "name": "lab",
+    "url_prefix": "s3://lab/",
+    "store": {
+        "s3": {
+            "region": "us-east-1",
+            "anonymous": False,
+            "allow_http": False,
+            "force_path_style": False,
+            "requester_pays": False,
+        }
+    },
+}
+SPLITTING: Final = {"split_sizes": [["any_array", [{"condition": "Any", "num_chunks": 3}]]]}
+
+
+def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -> None:
+    """The library opens a repository with the configuration that was set, and others stay."""
+    place = new_place(tmp_path)
+    place.create(max_concurrent_requests=7)
+    with serve(place.folder, writable=True, admin=("public",)) as opened:
+        config = opened.tell("/config")["config"]
+        assert config["max_concurrent_requests"] == 7
+        containers = {"s3://lab/": CONTAINER, "f": CONTAINER | {"store": {"http": {"a": "b"}}}}
+        wanted = config | {
+            "inline_chunk_threshold_bytes": 12,
+            "num_updates_per_repo_info_file": 3,
+            "compression": {"level": 5, "algorithm": "zstd"},
+            "virtual_chunk_containers": containers,
+            "manifest": {"splitting": SPLITTING},
+        }
+        replace(opened, "/config", {"config": wanted})
+        found = place.open().config
+        assert found.inline_chunk_threshold_bytes == 12
+        assert found.num_updates_per_repo_info_file == 3
+        assert found.max_concurrent_requests == 7
+        assert found.compression is not None
+        assert found.compression.level == 5
+        assert sorted(found.virtual_chunk_containers or ()) == sorted(containers)
+        assert "ConfigChanged" in str(next(iter(place.open().ops_log())).kind)
+        client = Client(opened, place)
+        client.commit(put_group("/"))
+        refused = opened.send("PUT", "/config", {"config": {}}, if_match="*")
+        assert refused.status_code == 400
+        assert "max_concurrent_requests" in refused.json()["detail"]
+
+
+def test_repository_gets_back_the_defaults_of_the_library(place: Place, opened: Api) -> None:
+    """A repository without a configuration of its own has an empty one, and may again."""
+    assert opened.tell("/config") == {"config": {}}
+    replace(opened, "/config", {"config": {"inline_chunk_threshold_bytes": 9}})
+    assert place.open().config.inline_chunk_threshold_bytes == 9
+    replace(opened, "/config", {"config": {}})
+    assert place.open().config.inline_chunk_threshold_bytes in (None, 512)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"inline_chunk_threshold_bytes": 2**16},
+        {"inline_chunk_threshold_bytes": "7"},
+        {"num_updates_per_repo_info_file": -1},
+        {"compression": {"level": 23}},
+        {"compression": {"algorithm": "gzip"}},
+        {"compression": []},
+        {"unknown": 1},
+        {"caching": {"num_chunk_refs": 1}},
+        {"manifest": {"preload": {"max_total_refs": 1}}},
+        {"manifest": {"splitting": {"split_sizes": [["some", []]]}}},
+        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {}}}},
+        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {"s3": {}}}}},
+        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {"http": {"a": 1}}}}},
+        {"virtual_chunk_containers": {"x": {"store": {"http": {}}}}},
+    ],
+)
+def test_configuration_that_the_library_may_not_read_is_refused(
+    place: Place, opened: Api, config: Any
+) -> None:
+    """A configuration of other types, or of members that only the library sets, is 400."""
+    before = opened.answer("/config").headers["etag"]
+    assert opened.send("PUT", "/config", {"config": config}, if_match="*").status_code == 400
+    assert opened.answer("/config").headers["etag"] == before
+    place.open()

@@ -1,17 +1,17 @@
 """`/api` routes of the settings of repositories, which the rule `admin` lets change."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 
 from shardgate.api.openapi import new_router, reads
 from shardgate.api.repositories import opens
 from shardgate.auth.access import Datasets
 from shardgate.errors import BadHeaderError
 from shardgate.icechunk.administration import (
+    CONFIG,
     FLAGS,
     METADATA,
     STATUS,
@@ -62,84 +62,166 @@ class FeatureFlags(RequestDocument):
     delete_tag: bool | None = None
 
 
+type _U16 = Annotated[int, Field(ge=0, lt=2**16)]
+type _Options = dict[str, str]
+
+
+class _Part(BaseModel, extra="forbid", strict=True):
+    """Part of a configuration: the library does not open a repository whose types are wrong."""
+
+
+class _Compression(_Part):
+    algorithm: Literal["zstd"] | None = None
+    level: Annotated[int, Field(ge=0, le=22)] | None = None
+
+
+class _S3(_Part):
+    region: str | None = None
+    endpoint_url: str | None = None
+    anonymous: bool
+    allow_http: bool
+    force_path_style: bool
+    network_stream_timeout_seconds: _U16 | None = None
+    requester_pays: bool
+    checksum_algorithm: None = None
+
+
+class _ContainerStore(_Part):
+    s3: _S3 | None = None
+    s3_compatible: _S3 | None = None
+    gcs: _Options | None = None
+    azure: _Options | None = None
+    http: _Options | None = None
+    local_file_system: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        values = [getattr(self, name) for name in self.model_fields_set]
+        if len(values) != 1 or values[0] is None:
+            raise ValueError("store has one member, such as s3")
+        return self
+
+
+class _Container(_Part):
+    name: str | None = None
+    url_prefix: str
+    store: _ContainerStore
+
+
+class _Manifest(_Part, extra="allow"):
+    splitting: dict[str, Any] | None = None
+
+
+class _Config(_Part, extra="allow"):
+    inline_chunk_threshold_bytes: _U16 | None = None
+    num_updates_per_repo_info_file: _U16 | None = None
+    compression: _Compression | None = None
+    virtual_chunk_containers: dict[str, _Container] | None = None
+    manifest: _Manifest | None = None
+
+
+class RepositoryConfig(RequestDocument):
+    """Configuration of a repository, with the names of the library; all members are optional.
+
+    `inline_chunk_threshold_bytes`, `num_updates_per_repo_info_file`, `compression`,
+    `manifest.splitting` and `virtual_chunk_containers` can be changed. Others stay as they are.
+    """
+
+    config: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        _Config.model_validate(self.config)
+        return self
+
+
+class _Route(NamedTuple):
+    """Routes that read and replace a setting."""
+
+    name: str
+    setting: Setting
+    reads: type[RequestDocument]
+    returns: type[BaseModel]
+    description: str
+    member: str | None = None
+    """Member of the document that has the setting; `None` if that is the whole document."""
+
+
+_ROUTES: Final = (
+    _Route("status", STATUS, NewStatus, RepositoryStatus, "whether the repository is online"),
+    _Route("flags", FLAGS, FeatureFlags, FeatureFlags, "the feature flags of the repository"),
+    _Route(
+        "metadata",
+        METADATA,
+        RepositoryMetadata,
+        RepositoryMetadata,
+        "the metadata of the repository",
+        member="metadata",
+    ),
+    _Route(
+        "config",
+        CONFIG,
+        RepositoryConfig,
+        RepositoryConfig,
+        "the configuration that the library reads when it opens the repository, for admins only",
+        member="config",
+    ),
+)
+
+
 def build_administration(
     datasets: Datasets, resolver: Resolver, swaps: RepoSwaps, bodies: RequestBodyReader
 ) -> APIRouter:
-    """Build the routes of status, metadata and feature flags."""
+    """Build the routes of status, metadata, feature flags and configuration."""
     router = new_router("/api/datasets/{dataset}", _TAG)
-    reading = Depends(opens(datasets.find, resolver))
     changing = Depends(opens(datasets.find_administered, resolver))
-
-    async def read(opened: OpenedRepository, setting: Setting, response: Response) -> Any:
-        return _tagged(response, await Administration(swaps, opened).read(setting))
-
-    async def replace(
-        opened: OpenedRepository,
-        setting: Setting,
-        wanted: Mapping[str, Any],
-        if_match: str | None,
-        response: Response,
-    ) -> Any:
-        if (demand := parse_demand(if_match, None)) is None:
-            raise BadHeaderError("If-Match must have the ETag of what is replaced, or *")
-        administration = Administration(swaps, opened)
-        return _tagged(response, await administration.replace(setting, wanted, demand))
-
-    @router.get("/status", response_model=RepositoryStatus)
-    async def read_status(opened: Annotated[OpenedRepository, reading], response: Response) -> Any:
-        """Return whether the repository is online, and since when."""
-        return await read(opened, STATUS, response)
-
-    @router.put("/status", response_model=RepositoryStatus, openapi_extra=reads(NewStatus))
-    async def set_status(
-        opened: Annotated[OpenedRepository, changing],
-        request: Request,
-        response: Response,
-        if_match: _IfMatch = None,
-    ) -> Any:
-        """Make the repository read-only, offline, or online again."""
-        wanted = await bodies.read_document(request, NewStatus)
-        return await replace(opened, STATUS, wanted.model_dump(), if_match, response)
-
-    @router.get("/metadata", response_model=RepositoryMetadata)
-    async def read_metadata(
-        opened: Annotated[OpenedRepository, reading], response: Response
-    ) -> Any:
-        """Return the metadata of the repository."""
-        return {"metadata": await read(opened, METADATA, response)}
-
-    @router.put(
-        "/metadata", response_model=RepositoryMetadata, openapi_extra=reads(RepositoryMetadata)
-    )
-    async def set_metadata(
-        opened: Annotated[OpenedRepository, changing],
-        request: Request,
-        response: Response,
-        if_match: _IfMatch = None,
-    ) -> Any:
-        """Replace the metadata of the repository."""
-        wanted = (await bodies.read_document(request, RepositoryMetadata)).metadata
-        return {"metadata": await replace(opened, METADATA, wanted, if_match, response)}
-
-    @router.get("/flags", response_model=FeatureFlags)
-    async def read_flags(opened: Annotated[OpenedRepository, reading], response: Response) -> Any:
-        """Return the feature flags of the repository."""
-        return await read(opened, FLAGS, response)
-
-    @router.put("/flags", response_model=FeatureFlags, openapi_extra=reads(FeatureFlags))
-    async def set_flags(
-        opened: Annotated[OpenedRepository, changing],
-        request: Request,
-        response: Response,
-        if_match: _IfMatch = None,
-    ) -> Any:
-        """Replace the feature flags; those that are left out get the default."""
-        wanted = await bodies.read_document(request, FeatureFlags)
-        return await replace(opened, FLAGS, wanted.model_dump(), if_match, response)
-
+    for route in _ROUTES:
+        # A configuration names servers and folders.
+        reading = changing if route.setting is CONFIG else Depends(opens(datasets.find, resolver))
+        _add_routes(router, route, (reading, changing), swaps, bodies)
     return router
 
 
-def _tagged(response: Response, described: Described) -> Mapping[str, Any]:
-    response.headers["etag"] = described.etag
-    return described.document
+def _add_routes(
+    router: APIRouter,
+    route: _Route,
+    openings: tuple[Any, Any],
+    swaps: RepoSwaps,
+    bodies: RequestBodyReader,
+) -> None:
+    reading, changing = openings
+
+    def answer(response: Response, described: Described) -> Any:
+        response.headers["etag"] = described.etag
+        document = described.document
+        return document if route.member is None else {route.member: document}
+
+    @router.get(
+        f"/{route.name}",
+        summary=f"Read {route.name.title()}",
+        description=f"Return {route.description}.",
+        response_model=route.returns,
+    )
+    async def read(opened: Annotated[OpenedRepository, reading], response: Response) -> Any:
+        return answer(response, await Administration(swaps, opened).read(route.setting))
+
+    @router.put(
+        f"/{route.name}",
+        summary=f"Replace {route.name.title()}",
+        description=f"Replace {route.description}, if it is as `If-Match` says.",
+        response_model=route.returns,
+        openapi_extra=reads(route.reads),
+    )
+    async def replace(
+        opened: Annotated[OpenedRepository, changing],
+        request: Request,
+        response: Response,
+        if_match: _IfMatch = None,
+    ) -> Any:
+        wanted = (await bodies.read_document(request, route.reads)).model_dump()
+        if (demand := parse_demand(if_match, None)) is None:
+            raise BadHeaderError("If-Match must have the ETag of what is replaced, or *")
+        if route.member is not None:
+            wanted = wanted[route.member]
+        administration = Administration(swaps, opened)
+        return answer(response, await administration.replace(route.setting, wanted, demand))

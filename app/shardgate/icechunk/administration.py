@@ -1,4 +1,4 @@
-"""Status, metadata and feature flags of a repository, each replaced by one swap of ``repo``."""
+"""Status, metadata, flags and configuration of a repository, replaced by one swap of ``repo``."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,10 +8,13 @@ from typing import Final, NamedTuple
 
 from shardgate.errors import BadBodyError, PreconditionFailedError, UnknownRepositoryError
 from shardgate.formats.documents import Json
+from shardgate.formats.icechunk.config import parse_splitting, read_config
+from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer, encode_flexbuffer
 from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import Availability, RepoField, RepoInfo, Status, moment
 from shardgate.formats.icechunk.repo_writer import FieldUpdate
 from shardgate.formats.icechunk.repository_files import RepoRefs
+from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.repo_swap import Feature, Planned, RepoFile, RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.model import ETag
@@ -155,6 +158,52 @@ def _change_flags(info: RepoInfo, wanted: Document, _: int) -> _Changes:
     return wanted, updates
 
 
+def _describe_config(info: RepoInfo) -> Document:
+    data = info.config_data()
+    document = {} if data is None else decode_flexbuffer(data)
+    if not isinstance(document, dict):
+        raise DecodeError("the configuration is not an object")
+    return document
+
+
+def _change_config(info: RepoInfo, wanted: Document, _: int) -> _Changes:
+    current = _describe_config(info)
+    if _spell(current) == _spell(wanted):
+        return current, ()
+    before = _set_by_library(current)
+    after = _set_by_library(wanted)
+    for name in sorted(before.keys() | after.keys()):
+        if _spell(before.get(name)) != _spell(after.get(name)):
+            raise BadBodyError(f"config: {name} stays as it is here: only the library sets it")
+    try:
+        data = encode_flexbuffer(wanted) if wanted else None
+        if data is not None:
+            parse_splitting(read_config(data).splitting)
+    except (ValueError, DecodeError) as error:
+        raise BadBodyError(f"config: {error}") from None
+    return wanted, (FieldUpdate("config_changed", {RepoField.CONFIG: data}, {}),)
+
+
+def _set_by_library(config: Document) -> dict[str, Json]:
+    """Return the members of *config* that only the library uses, and would not open a repository
+    without, if they had other types; those of `manifest` beside the others.
+    """
+    others = {name: value for name, value in config.items() if name not in SET_HERE}
+    manifest = others.pop("manifest", None)
+    if isinstance(manifest, dict):
+        others |= {f"manifest.{name}": each for name, each in manifest.items()}
+        others.pop("manifest.splitting", None)
+    return others
+
+
+SET_HERE: Final = frozenset(
+    {
+        *("inline_chunk_threshold_bytes", "num_updates_per_repo_info_file", "compression"),
+        "virtual_chunk_containers",
+    }
+)
+"""Members of a configuration that the service sets, beside `manifest.splitting`."""
+CONFIG: Final = Setting(_describe_config, _change_config)
 STATUS: Final = Setting(_describe_status, _change_status)
 METADATA: Final = Setting(_describe_metadata, _change_metadata)
 FLAGS: Final = Setting(_describe_flags, _change_flags)

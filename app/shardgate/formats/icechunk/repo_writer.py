@@ -106,7 +106,9 @@ class RefUpdate(NamedTuple):
 class FieldUpdate(NamedTuple):
     """Fields of ``repo`` that are replaced: its status, metadata or feature flags."""
 
-    kind: Literal["repo_status_changed", "metadata_changed", "feature_flag_changed"]
+    kind: Literal[
+        "repo_status_changed", "metadata_changed", "feature_flag_changed", "config_changed"
+    ]
     """Kind of the operation in the log of updates."""
     replaced: Mapping[RepoField, object]
     fields: Mapping[str, Value]

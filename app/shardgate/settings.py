@@ -411,7 +411,7 @@ class DatasetSettings(Section):
     write: _Names | None = None
     """Who may write if `writable`; default: everybody, if everybody may read."""
     admin: _Names = ()
-    """Icechunk: who may change settings of the repository if `writable`; admins may read, too."""
+    """Callers that may change settings of Icechunk repositories if `writable`, and may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()

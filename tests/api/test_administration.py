@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import icechunk
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardgate.settings import CallerSettings, DatasetSettings, Settings
 from tests.support.committing import Client, put_group
@@ -116,7 +118,7 @@ def test_locked_repository_admits_only_its_status(opened: Api, availability: str
 
 
 def test_flag_forbids_moves(place: Place, opened: Api) -> None:
-    """With the flag `move_node` off a commit with a move is 409, and others are made."""
+    """A commit with a move is 409 while the flag `move_node` is off, and others are made."""
     client = Client(opened, place)
     client.commit(put_group("/"), put_group("/a"))
     move = {"op": "move_node", "path": "/a", "to": "/b"}
@@ -167,6 +169,7 @@ def test_only_admins_change_settings(place: Place) -> None:
             may_administer = name == "ann"
             repo, other = Api(client), Api(client, dataset="nobody")
             for route, body in BODIES.items():
+                assert repo.send("GET", "/config", **bearer).is_success == may_administer
                 if name != "ann":
                     assert other.send("GET", route, **bearer).status_code == 200
                     assert other.send("PUT", route, body, **bearer).status_code == 403
@@ -185,7 +188,7 @@ def test_only_admins_change_settings(place: Place) -> None:
 
 
 def test_public_dataset_asks_its_admins_for_credentials(place: Place) -> None:
-    """Of a dataset that everybody may read and write, only an admin changes settings."""
+    """Only an admin changes settings, even where everybody may read and write."""
     callers = {"ann": CallerSettings(token_sha256=(sha256(b"ann").hexdigest(),))}
     dataset = DatasetSettings(url=place.folder.as_uri(), writable=True, admin=("ann",))
     with client_of(Settings(datasets={"repo": dataset}, callers=callers)) as client:
@@ -213,10 +216,10 @@ def test_concurrent_changes_by_library_and_service_lose_nothing(
     """Each change of any kind that either of them acknowledges is one operation in the log."""
     place = new_place(tmp_path, seaweedfs)
     place.create()
-    settings = place.settings()
-    dataset = settings.datasets["repo"].model_copy(update={"admin": ("public",)})
-    settings = settings.model_copy(update={"datasets": {"repo": dataset}})
-    with client_of(settings) as client, ThreadPoolExecutor() as pool:
+    writable = place.settings()
+    dataset = writable.datasets["repo"].model_copy(update={"admin": ("public",)})
+    administered = writable.model_copy(update={"datasets": {"repo": dataset}})
+    with client_of(administered) as client, ThreadPoolExecutor() as pool:
         service = Client(Api(client), place)
         first = service.commit(put_group("/"), put_group("/here"))
 
@@ -255,6 +258,31 @@ def test_concurrent_changes_by_library_and_service_lose_nothing(
         "BranchCreated": 4,
         "RepoInitialized": 1,
     }
+
+
+MEMBERS: Final = ("inline_chunk_threshold_bytes", "compression", "manifest", "caching", "x")
+
+
+def test_any_configuration_that_is_accepted_is_read_by_the_library(
+    place: Place, opened: Api
+) -> None:
+    """The library opens the repository after any change of the configuration that is not 400."""
+    scalars = st.none() | st.booleans() | st.integers(-1, 2**17) | st.text(max_size=3)
+    names = st.sampled_from(["level", "algorithm", "splitting", "split_sizes", "y"])
+    values = st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+        max_leaves=4,
+    )
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.dictionaries(st.sampled_from(MEMBERS), values, max_size=2))
+    def check(config: Any) -> None:
+        answer = opened.send("PUT", "/config", {"config": config}, if_match="*")
+        assert answer.status_code in (200, 400), answer.text
+        place.open()
+
+    check()
 
 
 CONTAINER: Final = {

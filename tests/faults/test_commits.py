@@ -19,6 +19,7 @@ from tests.support.faults.sites import (
     NthOf,
     RepositorySite,
     Session,
+    Setting,
     client_of,
     configured,
     held_up,
@@ -39,6 +40,7 @@ USUAL: Final[dict[Kind, set[Mishap]]] = {
     Session: {Mishap.ANSWER_LOST},
     Detached: {Mishap.ANSWER_LOST},
     Move: set(),
+    Setting: set(),
 }
 """The mishaps most likely to reveal a fault of commits; the others are left to soak runs."""
 soak = pytest.mark.soak
@@ -74,6 +76,7 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
         pytest.param(Move, Mishap.ANSWER_LOST, marks=soak),
         pytest.param(Detached, Mishap.REQUEST_LOST, marks=soak),
         pytest.param(Detached, Mishap.ANSWER_LOST, marks=soak),
+        pytest.param(Setting, Mishap.ANSWER_LOST, marks=soak),
     ],
 )
 def test_commit_of_a_killed_gateway_is_made_once(

@@ -10,7 +10,9 @@ from shardgate.api.openapi import new_router, reads
 from shardgate.api.repositories import opens
 from shardgate.auth.access import Datasets
 from shardgate.errors import BadHeaderError
-from shardgate.icechunk.administration import (
+from shardgate.icechunk.repo_swap import RepoSwaps
+from shardgate.icechunk.repository import OpenedRepository
+from shardgate.icechunk.repository_settings import (
     CONFIG,
     FLAGS,
     METADATA,
@@ -19,8 +21,6 @@ from shardgate.icechunk.administration import (
     Described,
     Setting,
 )
-from shardgate.icechunk.repo_swap import RepoSwaps
-from shardgate.icechunk.repository import OpenedRepository
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import RequestBodyReader, RequestDocument
 from shardgate.server.conditions import parse_demand
@@ -66,16 +66,16 @@ type _U16 = Annotated[int, Field(ge=0, lt=2**16)]
 type _Options = dict[str, str]
 
 
-class _Part(BaseModel, extra="forbid", strict=True):
+class _ConfigPart(BaseModel, extra="forbid", strict=True):
     """Part of a configuration: the library does not open a repository whose types are wrong."""
 
 
-class _Compression(_Part):
+class _Compression(_ConfigPart):
     algorithm: Literal["zstd"] | None = None
     level: Annotated[int, Field(ge=0, le=22)] | None = None
 
 
-class _S3(_Part):
+class _S3(_ConfigPart):
     region: str | None = None
     endpoint_url: str | None = None
     anonymous: bool
@@ -86,7 +86,7 @@ class _S3(_Part):
     checksum_algorithm: None = None
 
 
-class _ContainerStore(_Part):
+class _ContainerStore(_ConfigPart):
     s3: _S3 | None = None
     s3_compatible: _S3 | None = None
     gcs: _Options | None = None
@@ -102,22 +102,22 @@ class _ContainerStore(_Part):
         return self
 
 
-class _Container(_Part):
+class _ContainerMember(_ConfigPart):
     name: str | None = None
     url_prefix: str
     store: _ContainerStore
 
 
-class _Manifest(_Part, extra="allow"):
+class _ManifestMember(_ConfigPart, extra="allow"):
     splitting: dict[str, Any] | None = None
 
 
-class _Config(_Part, extra="allow"):
+class _ConfigMembers(_ConfigPart, extra="allow"):
     inline_chunk_threshold_bytes: _U16 | None = None
     num_updates_per_repo_info_file: _U16 | None = None
     compression: _Compression | None = None
-    virtual_chunk_containers: dict[str, _Container] | None = None
-    manifest: _Manifest | None = None
+    virtual_chunk_containers: dict[str, _ContainerMember] | None = None
+    manifest: _ManifestMember | None = None
 
 
 class RepositoryConfig(RequestDocument):
@@ -131,11 +131,11 @@ class RepositoryConfig(RequestDocument):
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
-        _Config.model_validate(self.config)
+        _ConfigMembers.model_validate(self.config)
         return self
 
 
-class _Route(NamedTuple):
+class _SettingRoute(NamedTuple):
     """Routes that read and replace a setting."""
 
     name: str
@@ -148,9 +148,13 @@ class _Route(NamedTuple):
 
 
 _ROUTES: Final = (
-    _Route("status", STATUS, NewStatus, RepositoryStatus, "whether the repository is online"),
-    _Route("flags", FLAGS, FeatureFlags, FeatureFlags, "the feature flags of the repository"),
-    _Route(
+    _SettingRoute(
+        "status", STATUS, NewStatus, RepositoryStatus, "whether the repository is online"
+    ),
+    _SettingRoute(
+        "flags", FLAGS, FeatureFlags, FeatureFlags, "the feature flags of the repository"
+    ),
+    _SettingRoute(
         "metadata",
         METADATA,
         RepositoryMetadata,
@@ -158,7 +162,7 @@ _ROUTES: Final = (
         "the metadata of the repository",
         member="metadata",
     ),
-    _Route(
+    _SettingRoute(
         "config",
         CONFIG,
         RepositoryConfig,
@@ -184,16 +188,16 @@ def build_administration(
 
 def _add_routes(
     router: APIRouter,
-    route: _Route,
+    route: _SettingRoute,
     openings: tuple[Any, Any],
     swaps: RepoSwaps,
     bodies: RequestBodyReader,
 ) -> None:
     reading, changing = openings
 
-    def answer(response: Response, described: Described) -> Any:
-        response.headers["etag"] = described.etag
-        document = described.document
+    def answer(response: Response, entity: Described) -> Any:
+        response.headers["etag"] = entity.etag
+        document = entity.document
         return document if route.member is None else {route.member: document}
 
     @router.get(
@@ -220,7 +224,7 @@ def _add_routes(
     ) -> Any:
         wanted = (await bodies.read_document(request, route.reads)).model_dump()
         if (demand := parse_demand(if_match, None)) is None:
-            raise BadHeaderError("If-Match must have the ETag of what is replaced, or *")
+            raise BadHeaderError("If-Match must have the ETag of the setting, or *")
         if route.member is not None:
             wanted = wanted[route.member]
         administration = Administration(swaps, opened)

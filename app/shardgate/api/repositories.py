@@ -183,9 +183,26 @@ def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget)
         page = await read_history(opened, ref, after, limit)
         return await _answer(HistoryPage(history=page.items, next=page.next))
 
+    @router.get("/operations", response_model=OperationsPage)
+    async def list_operations(
+        opened: Opened, after: _After = None, limit: _Limit = 100
+    ) -> Response:
+        """List the operations on the repository, newest first: commits, tags, resets, expiration.
+
+        Repositories of format version 1 keep no such log. `after` may also be a time.
+        """
+        operations, next_, ends_early = await read_operations(opened, after, limit)
+        page = OperationsPage(operations=operations, next=next_, ends_early=ends_early)
+        return await _answer(page)
+
+    _add_differences(router, Depends(opens(datasets.find, resolver)), logs)
+    return router
+
+
+def _add_differences(router: APIRouter, opening: Any, logs: ByteBudget) -> None:
     @router.get("/diff", response_model=DifferencesPage)
     async def list_differences(
-        opened: Opened,
+        opened: Annotated[OpenedRepository, opening],
         from_: Annotated[str, Query(alias="from", description=f"An ancestor of `to`. {_SPELLED}")],
         to: Annotated[str, Query(description=_SPELLED)] = "@branch.main",
         after: _After = None,
@@ -202,20 +219,6 @@ def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget)
                 from_snapshot_id=from_id, to_snapshot_id=to_id, changes=changes, next=next_
             )
         )
-
-    @router.get("/operations", response_model=OperationsPage)
-    async def list_operations(
-        opened: Opened, after: _After = None, limit: _Limit = 100
-    ) -> Response:
-        """List the operations on the repository, newest first: commits, tags, resets, expiration.
-
-        Repositories of format version 1 keep no such log. `after` may also be a time.
-        """
-        operations, next_, ends_early = await read_operations(opened, after, limit)
-        page = OperationsPage(operations=operations, next=next_, ends_early=ends_early)
-        return await _answer(page)
-
-    return router
 
 
 def build_repository_changes(

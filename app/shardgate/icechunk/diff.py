@@ -11,7 +11,7 @@ from shardgate.concurrency import bounded_gather
 from shardgate.errors import BadParameterError, DamagedError, UnknownRefError
 from shardgate.formats.icechunk.differences import (
     Difference,
-    Position,
+    DiffPosition,
     find_differences,
     take_differences,
 )
@@ -62,7 +62,7 @@ async def read_diff(
 
     Raises: `UnknownRefError`, `BadParameterError`, `DamagedError`, also without a log, `BusyError`.
     """
-    start = Position(0)
+    start = DiffPosition(0)
     if after is None:
         from_id = await opened.find(refs[0])
         to_id = await opened.find(refs[1])
@@ -70,7 +70,7 @@ async def read_diff(
         if (found := _AFTER.fullmatch(after)) is None:
             raise BadParameterError("after: no page of differences ended with it")
         from_id, to_id, index, chunks = found.groups()
-        start = Position(int(index), int(chunks))
+        start = DiffPosition(int(index), int(chunks))
     wanted = await _logs_between(opened, from_id, to_id)
     held = ByteReservation(budget)
     try:
@@ -129,9 +129,9 @@ def _compare(
     before: StoredSnapshot,
     after: StoredSnapshot,
     logs: Sequence[TransactionLog],
-    start: Position,
+    start: DiffPosition,
     limit: int,
-) -> tuple[list[Change], Position | None]:
+) -> tuple[list[Change], DiffPosition | None]:
     found = find_differences(before.nodes, after.nodes, logs)
     taken, stop = take_differences(found, start, limit)
     return [_describe(each, chunks) for each, chunks in taken], stop

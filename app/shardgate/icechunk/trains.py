@@ -286,7 +286,7 @@ class Committer:
         return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
 
     async def _detach(self, builder: CommitBuilder, tip: BranchTip | None) -> CommitResult:
-        """Make a detached snapshot, which needs no train: nothing else has the same parent."""
+        """Make a detached snapshot, which needs no train: no other commit comes on top of it."""
         opened = builder.opened
         read_at = asyncio.get_running_loop().time()
 

@@ -158,7 +158,7 @@ def test_move_is_rebased_only_over_commits_that_touch_neither_path(
     theirs: ChangeSet, kinds: list[tuple[str, str]]
 ) -> None:
     """A move of a group conflicts with changes in it and with a node in its new place only."""
-    ours = ChangeSet(moved={B: "/x", C: "/x/a"})
+    ours = ChangeSet(moves={B: "/x", C: "/x/a"})
     found = _over(ours, theirs)
 
     assert (found == ours) if not kinds else (_kinds(found) == kinds)

@@ -255,6 +255,40 @@ class Detached(Commit):
         assert array[self.number % 2 * 2, self.number // 2 % 2 * 2] == 1
 
 
+class Setting(Commit):
+    """A change of the metadata of the repository."""
+
+    steps = 4
+    """Least number of requests: reads, backup, swap."""
+    kind = "setting"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        super().__init__(site, number)
+        self._before = self._count()
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Send the request to replace the metadata."""
+        body = {"metadata": {"n": self.number}}
+        return client.api.send("PUT", "/metadata", body, if_match="*")
+
+    def commit(self, client: Client) -> str:
+        """Replace the metadata, and return the entity tag."""
+        answer = self.ask(client)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["etag"]
+
+    def demand(self, *, acknowledged: str | None) -> None:
+        """Repeat the change; assert that it is made once."""
+        made = self.commit(self.site.healthy)
+        assert acknowledged in (None, made)
+        assert self.site.healthy.repo.metadata == {"n": self.number}
+        assert self._count() == self._before + 1
+
+    def _count(self) -> int:
+        operations = self.site.healthy.repo.ops_log()
+        return sum("MetadataChanged" in str(each.kind) for each in operations)
+
+
 class Session(Commit):
     """A session with changes of each kind, whose values no other session writes."""
 
@@ -297,6 +331,7 @@ def configured(place: Place, endpoint_url: str | None = None) -> dict[str, str]:
     server = place.seaweedfs
     url = place.folder.as_uri() if server is None else f"s3://{server.bucket}/{place.folder.name}"
     told = of_dataset(url, server, endpoint_url=endpoint_url)
+    told["SHARDGATE_DATASETS__DATA__ADMIN"] = '["public"]'
     return {name.replace("__DATA__", "__REPO__"): value for name, value in told.items()}
 
 

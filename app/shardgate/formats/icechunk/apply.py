@@ -178,16 +178,16 @@ def by_id(nodes: StoredNodes) -> dict[bytes, StoredNode]:
 def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNode]:
     """Return the nodes after the commit; nodes that were in no group before may stay so."""
     found = by_id(nodes)
-    for node_id in (*changes.updated, *changes.deleted, *changes.moved):
+    for node_id in (*changes.updated, *changes.deleted, *changes.moves):
         if node_id not in found:
             raise ConflictError(f"there is no node {encode_id(node_id)}")
     changed: dict[str, StoredNode] = {}
-    leaving = [node for node in nodes.values() if node.node_id in changes.moved]
+    leaving = [node for node in nodes.values() if node.node_id in changes.moves]
     for path, node in nodes.items():
-        if node.node_id not in changes.deleted and node.node_id not in changes.moved:
+        if node.node_id not in changes.deleted and node.node_id not in changes.moves:
             changed[path] = _update(node, changes)
     for node in leaving:
-        target = changes.moved[node.node_id]
+        target = changes.moves[node.node_id]
         _enter(changed, replace(_update(node, changes), path=target))
     for node_id, (path, document) in changes.new.items():
         if node_id in found:
@@ -195,7 +195,7 @@ def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNod
         _check_path(path)
         _enter(changed, StoredNode(node_id, path, document, _read_array(path, document)))
     # Only groups that this commit touches are checked: the library leaves nodes in none.
-    entered = {path for path, _ in changes.new.values()} | {*changes.moved.values()}
+    entered = {path for path, _ in changes.new.values()} | {*changes.moves.values()}
     left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
     left |= {node.path for node in leaving}
     _check_groups(changed, entered, left)
@@ -271,7 +271,7 @@ def _make_log(
         },
         moved_nodes=tuple(
             MovedNode(then[node_id].path, path, node_id, then[node_id].array is not None)
-            for node_id, path in changes.moved.items()
+            for node_id, path in changes.moves.items()
         ),
     )
 

@@ -21,7 +21,7 @@ from shardgate.model import ByteRange
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
-_MAX_MOVED: Final = 100_000
+_MAX_MOVES: Final = 100_000
 """Most nodes that the moves of one commit rename, each counted as often as it is moved."""
 
 
@@ -55,17 +55,17 @@ class ChangeSet:
     deleted: frozenset[bytes] = frozenset()
     chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
     """Chunks of arrays that are *new* or in the parent, and not *deleted*."""
-    moved: Mapping[bytes, str] = field(default_factory=dict)
+    moves: Mapping[bytes, str] = field(default_factory=dict)
     """New paths of nodes of the parent, also of every node below a moved group."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.new or self.updated or self.deleted or self.chunks or self.moved)
+        return not (self.new or self.updated or self.deleted or self.chunks or self.moves)
 
     @property
     def nbytes(self) -> int:
         documents = [each.document for each in self.new.values()] + list(self.updated.values())
-        count = len(documents) + len(self.deleted) + len(self.chunks) + len(self.moved)
+        count = len(documents) + len(self.deleted) + len(self.chunks) + len(self.moves)
         chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())
         return _CHANGE_NBYTES * count + sum(map(len, documents)) + chunks
 
@@ -137,7 +137,7 @@ class _Editing:
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
         self._updated = set[bytes]()
         """Ids of nodes whose documents were replaced by others, and perhaps changed back."""
-        self._moves: list[bytes] = []
+        self._moved_ids: list[bytes] = []
         """Ids of nodes, one for each time that the node was moved."""
 
     def apply(self, each: Edit) -> None:
@@ -165,26 +165,26 @@ class _Editing:
                 updated[node_id] = document
         deleted = frozenset(self._before).difference(self._ids.values())
         chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
-        return ChangeSet(new, updated, deleted, chunks=chunks, moved=self._moved())
+        return ChangeSet(new, updated, deleted, chunks=chunks, moves=self._net_moves())
 
-    def _moved(self) -> dict[bytes, str]:
+    def _net_moves(self) -> dict[bytes, str]:
         """Return the new paths of nodes of the parent. Raises: `BadBodyError` for a place that a
         node of the parent has left by deletion, as the specification says of ``moved_nodes``.
         """
-        if not self._moves:
+        if not self._moved_ids:
             return {}
-        wanted = frozenset(self._moves)
+        wanted = frozenset(self._moved_ids)
         paths = {node_id: path for path, node_id in self._ids.items() if node_id in wanted}
-        moved = {
+        moves = {
             node_id: path
             for node_id, path in paths.items()
             if self._before.get(node_id, path) != path
         }
-        for path in moved.values():
+        for path in moves.values():
             occupant = self._occupants.get(path)
-            if occupant is not None and occupant.node_id not in moved:
+            if occupant is not None and occupant.node_id not in moves:
                 raise BadBodyError(f"{path} is deleted here: move a node there by another commit")
-        return moved
+        return moves
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
@@ -218,15 +218,15 @@ class _Editing:
             raise BadBodyError(f"{path} cannot be moved to {target}: there is no such group")
         before = sorted(self._take_paths(path))
         after = [target + each.removeprefix(path) for each in before]
-        if len(self._moves) + len(after) > _MAX_MOVED:
-            raise BadBodyError(f"the commit moves more than {_MAX_MOVED} nodes")
+        if len(self._moved_ids) + len(after) > _MAX_MOVES:
+            raise BadBodyError(f"the commit moves more than {_MAX_MOVES} nodes")
         insort(self._paths, target)
         below = bisect_left(self._paths, target + "/")
         self._paths[below:below] = after[1:]
         for old, new in zip(before, after, strict=True):
             self._nodes[new] = self._nodes.pop(old)._replace(path=new)
             self._ids[new] = self._ids.pop(old)
-            self._moves.append(self._ids[new])
+            self._moved_ids.append(self._ids[new])
 
     def _take_paths(self, path: str) -> set[str]:
         """Remove *path* and all below it from the ordered paths, and return them."""

@@ -74,7 +74,7 @@ def find_differences(
     return sorted([*found, *written], key=lambda each: (each.path, each.kind, each.is_array))
 
 
-class Position(NamedTuple):
+class DiffPosition(NamedTuple):
     """Place in a list of differences."""
 
     number: int
@@ -83,29 +83,29 @@ class Position(NamedTuple):
 
 
 def take_differences(
-    differences: Sequence[Difference], start: Position, limit: int
-) -> tuple[list[tuple[Difference, list[list[int]]]], Position | None]:
+    differences: Sequence[Difference], start: DiffPosition, limit: int
+) -> tuple[list[tuple[Difference, list[list[int]]]], DiffPosition | None]:
     """Return the differences from *start* on with the coordinates of their chunks, and the place of
     the next page; *limit* bounds the differences without chunks and the chunks, in all.
     """
     taken: list[tuple[Difference, list[list[int]]]] = []
-    skipped = start.chunks
     for index in range(start.number, len(differences)):
         each = differences[index]
         if limit == 0:
-            return taken, Position(index)
+            return taken, DiffPosition(index)
         if each.kind is not ChangeKind.CHUNKS_UPDATED:
             taken.append((each, []))
             limit -= 1
             continue
         rows: list[list[int]] = []
-        stop = skipped + limit
+        before = start.chunks if index == start.number else 0
+        skipped = before
         batches = union(*each.chunks)
         for coords in batches:
-            rows += coords[: stop - len(rows)].tolist()
-        taken.append((each, rows[skipped:]))
-        if stop < sum(map(len, batches)):
-            return taken, Position(index, stop)
-        limit -= len(rows) - skipped
-        skipped = 0
+            rows += coords[skipped : skipped + limit - len(rows)].tolist()
+            skipped = max(0, skipped - len(coords))
+        taken.append((each, rows))
+        if before + len(rows) < sum(map(len, batches)):
+            return taken, DiffPosition(index, before + len(rows))
+        limit -= len(rows)
     return taken, None

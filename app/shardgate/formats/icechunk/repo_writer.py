@@ -104,7 +104,7 @@ class RefUpdate(NamedTuple):
 
 
 class FieldUpdate(NamedTuple):
-    """Fields of ``repo`` that are replaced: its status, metadata or feature flags."""
+    """Fields of ``repo`` that are replaced: its status, metadata, flags or configuration."""
 
     kind: Literal[
         "repo_status_changed", "metadata_changed", "feature_flag_changed", "config_changed"
@@ -139,7 +139,7 @@ def moment_after(newest_us: int, now_us: int, newest: str) -> int:
 
 @dataclass(slots=True)
 class _Draft:
-    """Refs that an operation changes, and new snapshots."""
+    """Refs and fields that operations change, and new snapshots."""
 
     branches: dict[str, bytes]
     tags: dict[str, bytes]
@@ -160,9 +160,9 @@ class _Draft:
                 kind = "commit_amended" if amends else "new_commit"
                 fields = {"branch": branch, "new_snap_id": new, "previous_snap_id": before}
                 return Update(kind, at_us, None, fields)
-            case FieldUpdate(kind, replaced, told):
+            case FieldUpdate(kind, replaced, recorded):
                 self.replaced |= replaced
-                return Update(kind, at_us, None, told)
+                return Update(kind, at_us, None, recorded)
             case RefUpdate(kind, name, snapshot_id):
                 refs = self.tags if kind.startswith("tag") else self.branches
                 fields = {"name": name, "previous_snap_id": refs.pop(name, None)}

@@ -141,9 +141,9 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
     return seal_envelope(FileType.TRANSACTION_LOG, FlatBufferWriter().finish(_LOG, row))
 
 
-def _target_segments(moved: MovedNode) -> list[bytes]:
+def _target_segments(move: MovedNode) -> list[bytes]:
     """Return the key that moves are sorted by, segment by segment ("Node path sort order")."""
-    return [segment.encode() for segment in moved.target.split("/")]
+    return [segment.encode() for segment in move.target.split("/")]
 
 
 def _chunk_vector(batches: Sequence[Coords]) -> Sequence[Bytes]:

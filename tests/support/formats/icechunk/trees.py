@@ -326,7 +326,7 @@ def difference(before: Tree, after: Tree) -> ChangeSet:
             for uid, (_, node) in new.items()
             if (chunks := changed(old[uid][1] if uid in old else None, node))
         },
-        moved={new[uid][1].node_id: new[uid][0] for uid in both if old[uid][0] != new[uid][0]},
+        moves={new[uid][1].node_id: new[uid][0] for uid in both if old[uid][0] != new[uid][0]},
     )
 
 

@@ -285,7 +285,7 @@ def test_any_configuration_that_is_accepted_is_read_by_the_library(
     check()
 
 
-CONTAINER: Final = {
+CONTAINER: Final[dict[str, Any]] = {
     "name": "lab",
     "url_prefix": "s3://lab/",
     "store": {
@@ -295,6 +295,7 @@ CONTAINER: Final = {
             "allow_http": False,
             "force_path_style": False,
             "requester_pays": False,
+            "checksum_algorithm": "crc64_nvme",
         }
     },
 }
@@ -308,7 +309,11 @@ def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -
     with serve(place.folder, writable=True, admin=("public",)) as opened:
         config = opened.tell("/config")["config"]
         assert config["max_concurrent_requests"] == 7
-        containers = {"s3://lab/": CONTAINER, "f": CONTAINER | {"store": {"http": {"a": "b"}}}}
+        stores = [*({kind: CONTAINER["store"]["s3"]} for kind in ("s3_compatible", "tigris"))]
+        stores += [{kind: {"a": "b"}} for kind in ("gcs", "azure", "http")]
+        stores += [{"local_file_system": "/data"}]
+        containers = {"s3://lab/": CONTAINER}
+        containers |= {f"{number}": CONTAINER | {"store": s} for number, s in enumerate(stores)}
         wanted = config | {
             "inline_chunk_threshold_bytes": 12,
             "num_updates_per_repo_info_file": 3,

@@ -18,8 +18,8 @@ from shardgate.icechunk.repository_settings import (
     METADATA,
     STATUS,
     Administration,
-    Described,
     Setting,
+    TaggedDocument,
 )
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import RequestBodyReader, RequestDocument
@@ -83,12 +83,13 @@ class _S3(_ConfigPart):
     force_path_style: bool
     network_stream_timeout_seconds: _U16 | None = None
     requester_pays: bool
-    checksum_algorithm: None = None
+    checksum_algorithm: Literal["crc32", "crc32c", "crc64_nvme", "sha1", "sha256"] | None = None
 
 
 class _ContainerStore(_ConfigPart):
     s3: _S3 | None = None
     s3_compatible: _S3 | None = None
+    tigris: _S3 | None = None
     gcs: _Options | None = None
     azure: _Options | None = None
     http: _Options | None = None
@@ -195,7 +196,7 @@ def _add_routes(
 ) -> None:
     reading, changing = openings
 
-    def answer(response: Response, entity: Described) -> Any:
+    def answer(response: Response, entity: TaggedDocument) -> Any:
         response.headers["etag"] = entity.etag
         document = entity.document
         return document if route.member is None else {route.member: document}

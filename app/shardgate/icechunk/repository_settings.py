@@ -33,14 +33,14 @@ class Setting(NamedTuple):
     """Called with the document that is wanted, and the time in µs since 1970."""
 
 
-class Described(NamedTuple):
+class TaggedDocument(NamedTuple):
     """A document, and the entity tag of this version of it."""
 
     document: Document
     etag: ETag
 
     @classmethod
-    def of(cls, document: Document) -> "Described":
+    def of(cls, document: Document) -> "TaggedDocument":
         digest = blake2b(_spell(document).encode(), digest_size=12)
         return cls(document, ETag(f'"{digest.hexdigest()}"'))
 
@@ -57,7 +57,7 @@ class Administration:
     swaps: RepoSwaps
     opened: OpenedRepository
 
-    async def read(self, setting: Setting) -> Described:
+    async def read(self, setting: Setting) -> TaggedDocument:
         """Read a setting, also of a repository that is offline.
 
         Raises: `UnknownRepositoryError` for version 1 of the format, see `RepoSwaps.read`.
@@ -68,22 +68,22 @@ class Administration:
                 f"{opened.directory} follows version 1 of the format, which has no such settings"
             )
         return await self.swaps.look_up(
-            opened, lambda file: Described.of(setting.describe(file.info))
+            opened, lambda file: TaggedDocument.of(setting.describe(file.info))
         )
 
-    async def replace(self, setting: Setting, wanted: Document, demand: Demand) -> Described:
+    async def replace(self, setting: Setting, wanted: Document, demand: Demand) -> TaggedDocument:
         """Replace a setting that meets *demand*. One that is as *wanted* stays as it is, whatever
         the demand: then the request is repeated, and has been fulfilled before.
 
         Raises: `PreconditionFailedError`, `BadBodyError`, see `RepoSwaps.update`.
         """
 
-        def plan(file: RepoFile) -> Planned[Described]:
-            current = Described.of(setting.describe(file.info))
+        def plan(file: RepoFile) -> Planned[TaggedDocument]:
+            current = TaggedDocument.of(setting.describe(file.info))
             document, changes = setting.change(file.info, wanted, self.swaps.now_us())
             if changes and (reason := demand((current.etag,))) is not None:
                 raise PreconditionFailedError(reason)
-            return Planned(Described.of(document), changes)
+            return Planned(TaggedDocument.of(document), changes)
 
         await self.swaps.store.verify_conditional_writes(self.opened.directory)
         return await self.swaps.update(self.opened, plan)

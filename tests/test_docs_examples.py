@@ -19,12 +19,14 @@ import xarray
 import zarr
 from packaging.version import Version
 
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.support import commands
 from tests.support.documents import ROOT, blocks, program
 from tests.support.examples import datasets_of
 from tests.support.processes import environ
-from tests.support.serving import serving
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serving import client_of, serving
+from tests.support.writable_repositories import Api, new_place
 
 _URL: Final = "http://127.0.0.1:8000"
 _LONGEST_S: Final = 300
@@ -149,20 +151,33 @@ def test_icechunk_page_opens_a_tag(url: str) -> None:
     assert opened.rain.values.tolist() == [0.0, 1.5]
 
 
-def test_icechunk_page_removes_only_what_is_old(tmp_path: Path) -> None:
-    """The program that removes old snapshots keeps those of today."""
-    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+def test_icechunk_page_keeps_house_beside_the_service(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+    """The program of the library migrates a repository that is served, and keeps those snapshots of
+    today; then the service commits to it.
+    """
+    place = new_place(tmp_path, seaweedfs)
+    repository = icechunk.Repository.create(place.storage, spec_version=1)
     session = repository.writable_session("main")
     zarr.create_group(session.store)
     snapshot_id = session.commit("today")
     text = program("docs/icechunk.md", "garbage_collect")
-    local = f"icechunk.local_filesystem_storage({str(tmp_path)!r})"
+    assert text.count('icechunk.s3_storage(bucket="lab", prefix="rain", from_env=True)') == 1
+    settings = place.settings().model_copy(update={"cache": CacheSettings(ttl_s=1e-6)})
+    with client_of(settings) as client:
+        api = Api(client)
+        assert api.names("branches") == {"main": snapshot_id}
+        refused = api.send("POST", "/sessions", {})
+        assert refused.status_code == 405
 
-    names = run(re.sub(r"icechunk\.s3_storage\(.*\)", local, text), "")
+        names = run(
+            re.sub(r"icechunk\.s3_storage\(.*\)", "storage", text), "", storage=place.storage
+        )
 
-    newest = next(iter(names["repository"].ancestry(branch="main")))
-    assert newest.id == snapshot_id
-    assert names["limit"] < newest.written_at
+        rewritten, kept, *_ = (each.id for each in place.open().ancestry(branch="main"))
+        assert kept == snapshot_id
+        assert names["limit"] < place.open().lookup_snapshot(kept).written_at
+        assert api.names("branches") == {"main": rewritten}
+        assert api.do("POST", "/sessions", {}).json()["parent_id"] == rewritten
 
 
 def test_session_by_httpx_is_committed(url: str, capsys: pytest.CaptureFixture[str]) -> None:

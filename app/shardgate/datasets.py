@@ -67,8 +67,9 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
         format=dataset.format,
         cache_control=(dataset.cache_control or f"{scope}, max-age=60").encode(),
         is_writable=dataset.writable,
-        readers=writers.union(dataset.read, {read_grant(name)}),
+        readers=writers.union(dataset.read, dataset.admin, {read_grant(name)}),
         writers=writers,
+        admins=frozenset(dataset.admin),
     )
 
 

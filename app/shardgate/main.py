@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
+from shardgate.api.administration import build_administration
 from shardgate.api.api import build_api
-from shardgate.api.repositories import build_repository_changes
+from shardgate.api.repositories import build_repositories, build_repository_changes
 from shardgate.api.sessions import build_commits, build_sessions
 from shardgate.api.token_routes import build_tokens
 from shardgate.auth.access import Datasets, ServedDataset
@@ -308,6 +309,7 @@ def _build_routes(
     shared: Shared, committer: Committer, datasets: Datasets, bodies: RequestBodyReader
 ) -> list[APIRouter]:
     resolver = shared.resolver
+    logs = shared.decoding.share(shared.decoding.max_bytes // 4)
     commits = build_commits(
         datasets,
         resolver,
@@ -317,7 +319,9 @@ def _build_routes(
         decoded=shared.decoding.share(shared.decoding.max_bytes // 4),
     )
     return [
+        build_repositories(datasets, resolver, logs),
         build_repository_changes(datasets, resolver, committer.swaps, bodies),
+        build_administration(datasets, resolver, committer.swaps, bodies),
         commits,
         build_sessions(datasets, resolver, shared.sessions, committer, bodies),
     ]

@@ -410,6 +410,8 @@ class DatasetSettings(Section):
     """Who may read: `public`, names of callers, rules of an issuer; writers may read, too."""
     write: _Names | None = None
     """Who may write if `writable`; default: everybody, if everybody may read."""
+    admin: _Names = ()
+    """Callers that may change settings of Icechunk repositories if `writable`, and may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
@@ -421,8 +423,8 @@ class DatasetSettings(Section):
 
     @property
     def readers(self) -> frozenset[str]:
-        """Rules of readers, and of writers, who are readers too."""
-        return frozenset({*self.read, *(self.write or ())})
+        """Rules of readers, and of writers and admins, who are readers too."""
+        return frozenset({*self.read, *(self.write or ()), *self.admin})
 
     @property
     def is_public(self) -> bool:
@@ -440,6 +442,7 @@ class DatasetSettings(Section):
             (self.writable and self.write is None and not self.is_public,
              "write says who may, where not everybody may read"),
             (self.write is not None and not self.writable, "write goes with writable = true"),
+            (self.admin and not self.writable, "admin goes with writable = true"),
             (not self.is_public and not is_kept_apart,
              "cache_control says private or no-store where not everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
@@ -497,6 +500,7 @@ class Settings(Section):
         for name, dataset in self.datasets.items():
             rules[f"datasets.{name}.read"] = dataset.read
             rules[f"datasets.{name}.write"] = dataset.write or ()
+            rules[f"datasets.{name}.admin"] = dataset.admin
         for setting, names in rules.items():
             for rule in names:
                 if not self._is_rule(rule):

@@ -115,7 +115,7 @@ def test_only_the_last_commit_can_be_amended(client: Client) -> None:
 
     assert late.status_code == mixed.status_code == 409
     assert late.json()["conflicts"][0]["kind"] == "branch_moved"
-    assert "moved nodes" in mixed.json()["detail"]
+    assert "moves nodes" in mixed.json()["detail"]
     client.repo.create_branch("young", list(client.repo.ancestry(branch="main"))[-1].id)
     assert client.ask(put_group("/"), branch="young", amend=True).status_code == 409
     gone = client.tip
@@ -123,6 +123,43 @@ def test_only_the_last_commit_can_be_amended(client: Client) -> None:
     refused = client.ask(delete_chunks("/a", [0, 0]), parent_id=gone)
     assert refused.status_code == 409
     assert [each["kind"] for each in refused.json()["conflicts"]] == ["parent_not_in_history"]
+
+
+def test_moved_nodes_are_read_by_the_library(client: Client) -> None:
+    """A group that is moved among other changes keeps its chunks, and the library's log has it."""
+    before = client.commit(put_chunks("/g/b", client.chunk(), [1], length=2))
+    move = {"op": "move_node", "path": "/g", "to": "/h"}
+    made = client.commit(move, put_group("/g"), put_chunks("/h/b", client.chunk(), [0], length=2))
+
+    assert client.values("h/b") == [1, 1, 1, 1]
+    found = client.repo.diff(from_snapshot_id=before, to_snapshot_id=made)
+    assert found.moved_nodes == [("/g", "/h"), ("/g/b", "/h/b")]
+    assert (found.new_groups, found.updated_chunks) == ({"/g"}, {"/h/b": [[0]]})
+    late = client.ask(put_chunks("/g/b", client.chunk(), [0], length=2), parent_id=before)
+    assert [each["kind"] for each in late.json()["conflicts"]] == [
+        "move_operation_cannot_be_rebased"
+    ]
+
+
+def test_detached_snapshot_is_read_by_the_library(client: Client) -> None:
+    """A commit without a branch moves none, needs a parent, amends nothing and is made once."""
+    parent = client.tip
+    client.library_commit("theirs", "a", 9)
+    tip = client.tip
+    options: dict[str, Any] = {"branch": None, "parent_id": parent, "message": "aside"}
+    made = client.commit(put_group("/x"), key="aside", **options)
+
+    assert client.commit(put_group("/x"), key="aside", **options) == made
+    assert client.tip == tip
+    tree: Any = zarr.open_group(client.repo.readonly_session(snapshot_id=made).store, mode="r")
+    assert "x" in tree
+    assert not tree["a"][...].any()
+    assert str(next(iter(client.repo.ops_log())).kind) == (
+        f'icechunk.ops.UpdateType.NewDetachedSnapshot(new_snap_id="{made}")'
+    )
+    assert client.ask(put_group("/x"), branch=None).status_code == 400
+    assert client.ask(put_group("/x"), **options, amend=True).status_code == 400
+    assert client.ask(put_group("/x"), branch=None, parent_id="0" * 20).status_code == 404
 
 
 def test_commit_with_an_idempotency_key_is_made_once(client: Client) -> None:

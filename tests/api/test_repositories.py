@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 
 from shardgate.cli import app
 from shardgate.formats.icechunk.ids import encode_id
-from tests.support.clients.icechunk.model import compare_history, compare_operations
+from tests.support.clients.icechunk.model import (
+    compare_differences,
+    compare_history,
+    compare_operations,
+)
 from tests.support.formats.icechunk.building_repo import (
     FIRST,
     NOON,
@@ -24,7 +28,7 @@ from tests.support.formats.icechunk.building_repo import (
     snapshot,
     update,
 )
-from tests.support.repositories import BUILDERS, ROOT_ID, Written, create, eventful, plain
+from tests.support.repositories import BUILDERS, ROOT_ID, Written, array, create, eventful, plain
 from tests.support.writable_repositories import Api, serve
 
 
@@ -113,6 +117,46 @@ def test_operations_equal_those_of_the_library(written: Written, api: Api) -> No
         return
     for limit in (1, 2, 100):
         compare_operations(api, written.repo, limit)
+
+
+def test_differences_equal_those_of_the_library(written: Written, api: Api) -> None:
+    """Every snapshot is compared with the tip as by the library, in both versions of the format."""
+    tip, *ancestors = written.snapshots
+    for each in ancestors:
+        compare_differences(api, written.repo, each, tip, 7)
+    assert api.tell("/diff", **{"from": "@branch.main"})["changes"] == []
+
+
+def test_differences_of_other_versions_are_refused(tmp_path: Path) -> None:
+    """A version that is no ancestor, and a page that does not exist, are 400; a log that is gone
+    is damage. A page after the first is of the snapshots of the first.
+    """
+    written = plain(create(tmp_path))
+    tip, *_, root = written.snapshots
+    with serve(tmp_path) as api:
+        first = api.tell("/diff", **{"from": root, "limit": 1})
+        written.commit("more", array("more"))
+        second = api.tell("/diff", **{"from": root, "limit": 1, "after": first["next"]})
+        assert second["to_snapshot_id"] == tip
+        for query, status in (
+            ({}, 400),
+            ({"from": tip, "to": root}, 400),
+            ({"from": "none"}, 404),
+            ({"from": root, "to": "0" * 20}, 404),
+            ({"from": root, "after": "1.0"}, 400),
+            ({"from": root, "after": f"{root}.{tip}.٣.0"}, 400),
+            ({"from": root, "after": f"{tip}.{root}.1.0"}, 400),
+            ({"from": root, "after": f"{root}.{root[::-1]}.1.0"}, 404),
+            ({"from": root, "limit": 0}, 400),
+        ):
+            assert api.answer("/diff", **query).status_code == status, query
+        past = api.tell("/diff", **{"from": root, "after": f"{root}.{tip}.999999999.1"})
+        assert (past["changes"], past["next"]) == ([], None)
+    (tmp_path / "transactions" / tip).unlink()
+    with serve(tmp_path) as api:
+        lost = api.answer("/diff", **{"from": root})
+    assert lost.status_code == 424
+    assert tip in lost.json()["detail"]
 
 
 def test_operation_fields_follow_the_specification(tmp_path: Path) -> None:

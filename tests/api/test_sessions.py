@@ -197,6 +197,17 @@ def test_committed_session_is_read_only(pair: Replicas, session_id: str) -> None
     assert pair.get(session_id, "a/c/0", at=1).content == b"12"
 
 
+def test_session_is_committed_without_its_branch(pair: Replicas, session_id: str) -> None:
+    """A detached commit of a session moves no branch, and is made once."""
+    pair.put(session_id, "a/c/0", b"12")
+    before = pair.history[0]
+    made = pair.committed(session_id, detached=True)
+
+    assert pair.committed(session_id, at=1) == made != before
+    assert pair.history[0] == before
+    assert pair.clients[1].get(f"/data/@{made}/a/c/0").content == b"12"
+
+
 def test_commit_with_a_missing_parent_group_is_refused(pair: Replicas, session_id: str) -> None:
     """A commit without a message fails with 400; one without a parent group, with 409 and its name.
     The session stays open and can be committed later.

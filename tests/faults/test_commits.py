@@ -14,9 +14,12 @@ from tests.support.faults.sites import (
     IMPATIENT,
     PATIENT,
     Commit,
+    Detached,
+    Move,
     NthOf,
     RepositorySite,
     Session,
+    Setting,
     client_of,
     configured,
     held_up,
@@ -32,7 +35,13 @@ from tests.support.storage.proxy import Mishap
 type Kind = type[Commit]
 
 NUMBERS: Final = count()
-USUAL: Final = {Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT}, Session: {Mishap.ANSWER_LOST}}
+USUAL: Final[dict[Kind, set[Mishap]]] = {
+    Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT},
+    Session: {Mishap.ANSWER_LOST},
+    Detached: {Mishap.ANSWER_LOST},
+    Move: set(),
+    Setting: set(),
+}
 """The mishaps most likely to reveal a fault of commits; the others are left to soak runs."""
 soak = pytest.mark.soak
 
@@ -64,6 +73,10 @@ def cut_off(site: RepositorySite, work: Commit, nth: int, moment: Mishap) -> boo
         (Commit, Mishap.ANSWER_LOST),
         pytest.param(Session, Mishap.REQUEST_LOST, marks=soak),
         pytest.param(Session, Mishap.ANSWER_LOST, marks=soak),
+        pytest.param(Move, Mishap.ANSWER_LOST, marks=soak),
+        pytest.param(Detached, Mishap.REQUEST_LOST, marks=soak),
+        pytest.param(Detached, Mishap.ANSWER_LOST, marks=soak),
+        pytest.param(Setting, Mishap.ANSWER_LOST, marks=soak),
     ],
 )
 def test_commit_of_a_killed_gateway_is_made_once(
@@ -81,7 +94,7 @@ def test_commit_of_a_killed_gateway_is_made_once(
     ("kind", "mishap"),
     [
         pytest.param(kind, mishap, marks=() if mishap in USUAL[kind] else soak)
-        for kind in (Commit, Session)
+        for kind in USUAL
         for mishap in Mishap
     ],
 )

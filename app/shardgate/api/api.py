@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from shardgate.api.openapi import DEFAULT, AsciiJson
-from shardgate.api.repositories import build_repositories
 from shardgate.auth.access import Datasets, ServedDataset, may_write
 from shardgate.concurrency import bounded_gather
 from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
@@ -112,7 +111,7 @@ def build_api(  # noqa: PLR0913 - its parts, each made by the composition root
     _add_datasets(app, datasets, resolver, start_page)
     _add_health(app, datasets, resolver, metrics)
     _add_docs(app)
-    for router in (build_repositories(datasets, resolver), *routers):
+    for router in routers:
         app.router.routes.extend(router.routes)
     return app
 

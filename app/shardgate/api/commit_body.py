@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, FailFast, Field, TypeAdapter, ValidationError
 
 from shardgate.errors import BadBodyError, TooLargeError
-from shardgate.formats.icechunk.changes import DeleteNode, Edit, PutNode, SetChunks
+from shardgate.formats.icechunk.changes import DeleteNode, Edit, MoveNode, PutNode, SetChunks
 from shardgate.formats.icechunk.coords import Coords, sort_columns
 from shardgate.formats.icechunk.ids import decode_ids
 from shardgate.formats.icechunk.manifest import MAX_LOCATION_NBYTES, STRONG_ETAG, PayloadKind
@@ -65,10 +65,19 @@ class CommitOptions(RequestDocument):
     """Commit even if nothing changes."""
 
 
+class SessionCommitOptions(CommitOptions):
+    """Options of the commit of a session."""
+
+    detached: bool = False
+    """Make a snapshot that no branch leads to, instead of a commit to the branch."""
+
+
 class DirectCommitOptions(CommitOptions):
     """Options of a commit without a session."""
 
-    branch: str = "main"
+    branch: str | None = "main"
+    """Without one (`null`) the snapshot is detached: no branch leads to it, and `parent_id` is its
+    parent."""
     parent_id: str | None = None
     """The snapshot that the changes are made against; by default the tip of the branch."""
 
@@ -81,6 +90,8 @@ class CommitBody(DirectCommitOptions):
 
     - `{"op": "put_node", "path", "metadata"}`: `metadata` is the `zarr.json` of an array or group.
     - `{"op": "delete_node", "path"}`: with all nodes below it.
+    - `{"op": "move_node", "path", "to"}`: with all nodes below it, to a path where the parent has
+      no node, in a group that exists. Chunks stay where they are.
     - `{"op": "put_chunks", "path", "chunks": [...]}`, where each chunk is one of
       `{"coords": [0, 1], "chunk_id", "offset", "length"}` (a part of what was posted to `/chunks`;
       `offset` is 0 by default), `{"coords", "inline"}` (base64) and
@@ -258,6 +269,15 @@ class _DeleteNodeItem(BaseModel, extra="forbid", strict=True):
         return DeleteNode(self.path)
 
 
+class _MoveNodeItem(BaseModel, extra="forbid", strict=True):
+    op: Literal["move_node"]
+    path: _NodePath
+    to: _NodePath
+
+    def edit(self) -> MoveNode:
+        return MoveNode(self.path, self.to)
+
+
 class _PutChunksItem(ChunkColumns):
     op: Literal["put_chunks"]
     path: _NodePath
@@ -284,7 +304,7 @@ class _DeleteChunksItem(BaseModel, extra="forbid", strict=True):
         return SetChunks(self.path, coords, Payloads.gone(len(coords)))
 
 
-type _EditItem = _PutNodeItem | _DeleteNodeItem | _PutChunksItem | _DeleteChunksItem
+type _EditItem = _PutNodeItem | _DeleteNodeItem | _MoveNodeItem | _PutChunksItem | _DeleteChunksItem
 
 _ITEM: Final[TypeAdapter[_EditItem]] = TypeAdapter(Annotated[_EditItem, Field(discriminator="op")])
 

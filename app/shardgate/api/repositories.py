@@ -10,9 +10,10 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from shardgate.api.openapi import new_router, reads
-from shardgate.auth.access import Datasets
+from shardgate.auth.access import Caller, Datasets, ServedDataset
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
+from shardgate.icechunk.diff import Change, read_diff
 from shardgate.icechunk.repo_swap import RefUpdates, RepoSwaps, create_repository
 from shardgate.icechunk.repository import (
     Ancestor,
@@ -24,6 +25,7 @@ from shardgate.icechunk.repository import (
     read_operations,
     read_refs,
 )
+from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import RequestBodyReader, RequestDocument
 from shardgate.server.conditions import parse_demand
@@ -86,6 +88,16 @@ class TagPage(BaseModel, use_attribute_docstrings=True):
     """`after` of the next page, if there is one."""
 
 
+class DifferencesPage(BaseModel, use_attribute_docstrings=True):
+    """Page of the changes between two versions, by path."""
+
+    from_snapshot_id: str
+    to_snapshot_id: str
+    changes: list[Change]
+    next: str | None
+    """`after` of the next page, if there is one; it is of the same two snapshots."""
+
+
 class OperationsPage(BaseModel, use_attribute_docstrings=True):
     """Page of operations, newest first."""
 
@@ -104,6 +116,7 @@ _SPELLED: Final = (
 type RepositoryPath = Annotated[
     str, Query(description="Path of the repository in the dataset, if that holds several.")
 ]
+type FindDataset = Callable[[str, Caller], ServedDataset]
 type OpenRepository = Callable[..., Awaitable[OpenedRepository]]
 type _After = Annotated[str | None, Query(description="`next` of the previous page.")]
 type _Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -112,9 +125,10 @@ type _IfMatch = Annotated[
 ]
 
 
-def opens(datasets: Datasets, resolver: Resolver, *, writable: bool) -> OpenRepository:
-    """Return a dependency that opens the repository of a request, which may have to be writable."""
-    find = datasets.find_writable if writable else datasets.find
+def opens(find: FindDataset, resolver: Resolver) -> OpenRepository:
+    """Return a dependency that opens the repository of a request in the dataset that *find* finds
+    for the caller.
+    """
 
     async def open_named(
         request: Request, dataset: str, path: RepositoryPath = ""
@@ -140,11 +154,11 @@ def _ref_name(
 type _RefName = Annotated[str, Depends(_ref_name)]
 
 
-def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
-    """Build the routes that read repositories."""
+def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget) -> APIRouter:
+    """Build the routes that read repositories; *logs* bounds the memory of transaction logs."""
     router = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
 
-    type Opened = Annotated[OpenedRepository, Depends(opens(datasets, resolver, writable=False))]
+    type Opened = Annotated[OpenedRepository, Depends(opens(datasets.find, resolver))]
 
     @router.get("/branches", response_model=BranchPage)
     async def list_branches(opened: Opened, after: _After = None, limit: _Limit = 1000) -> Response:
@@ -181,7 +195,30 @@ def build_repositories(datasets: Datasets, resolver: Resolver) -> APIRouter:
         page = OperationsPage(operations=operations, next=next_, ends_early=ends_early)
         return await _answer(page)
 
+    _add_differences(router, Depends(opens(datasets.find, resolver)), logs)
     return router
+
+
+def _add_differences(router: APIRouter, opening: Any, logs: ByteBudget) -> None:
+    @router.get("/diff", response_model=DifferencesPage)
+    async def list_differences(
+        opened: Annotated[OpenedRepository, opening],
+        from_: Annotated[str, Query(alias="from", description=f"An ancestor of `to`. {_SPELLED}")],
+        to: Annotated[str, Query(description=_SPELLED)] = "@branch.main",
+        after: _After = None,
+        limit: _Limit = 1000,
+    ) -> Response:
+        """List what the commits after one version, up to another one, have changed.
+
+        `limit` counts chunks, and changes of nodes.
+        """
+        page = await read_diff(opened, logs, (from_, to), after, limit)
+        from_id, to_id, changes, next_ = page
+        return await _answer(
+            DifferencesPage(
+                from_snapshot_id=from_id, to_snapshot_id=to_id, changes=changes, next=next_
+            )
+        )
 
 
 def build_repository_changes(
@@ -189,7 +226,7 @@ def build_repository_changes(
 ) -> APIRouter:
     """Build the routes that create repositories, and change branches and tags."""
     router = new_router(_DATASETS, _TAG)
-    opening = Depends(opens(datasets, resolver, writable=True))
+    opening = Depends(opens(datasets.find_writable, resolver))
 
     async def open_changes(opened: Annotated[OpenedRepository, opening]) -> RefUpdates:
         await swaps.store.verify_conditional_writes(opened.directory)

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from shardgate.api.commit_body import (
     JSON_LINES,
     CommitBody,
     CommitOptions,
+    SessionCommitOptions,
     parse_commit,
     parse_commit_lines,
 )
@@ -22,7 +24,7 @@ from shardgate.api.repositories import opens
 from shardgate.auth.access import Datasets
 from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadHeaderError
-from shardgate.formats.icechunk.changes import ChangeSet
+from shardgate.formats.icechunk.changes import ChangeSet, MoveNode
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.repo_writer import WriteId
@@ -91,7 +93,7 @@ def build_sessions(
     """Build the routes of sessions."""
     router = new_router("/api/datasets/{dataset}/sessions", "Sessions")
 
-    open_repository = opens(datasets, resolver, writable=True)
+    open_repository = opens(datasets.find_writable, resolver)
 
     type Opened = Annotated[OpenedRepository, Depends(open_repository)]
 
@@ -134,7 +136,7 @@ def _add_session_commit(
         "/{session_id}/commit",  # noqa: FAST003 - the dependency of the session takes it
         status_code=201,
         responses=CONFLICTS,
-        openapi_extra=reads(CommitOptions),
+        openapi_extra=reads(SessionCommitOptions),
     )
     async def commit_session(
         opened: Annotated[OpenedRepository, opening],
@@ -147,12 +149,13 @@ def _add_session_commit(
         Concurrent and repeated requests get the same answer. After a conflict the session is open
         again.
         """
-        options = await bodies.read_document(request, CommitOptions)
+        options = await bodies.read_document(request, SessionCommitOptions)
 
         async def commit(
             document: SessionDocument, changes: ChangeSet, write_id: WriteId
         ) -> CommitResult:
-            wanted = _commit_request(options, document.branch, document.parent_id, write_id)
+            branch = None if options.detached else document.branch
+            wanted = _commit_request(options, branch, document.parent_id, write_id)
             return await committer.commit(opened, changes, wanted)
 
         result = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
@@ -171,7 +174,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
     """Build the routes of commits without a session; *decoded* bounds the memory of all bodies."""
     router = new_router("/api/datasets/{dataset}", "Commits")
 
-    opening = Depends(opens(datasets, resolver, writable=True))
+    opening = Depends(opens(datasets.find_writable, resolver))
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     body = {"requestBody": {"required": True, "content": octets}}
 
@@ -235,6 +238,8 @@ def _add_commit(
                 write_id = WriteId(key, digest.hexdigest())
             parent_id = options.parent_id or ""
             wanted = _commit_request(options, options.branch, parent_id, write_id)
+            is_move = any(isinstance(each, MoveNode) for each in edits)
+            wanted = replace(wanted, moves_nodes=is_move)
             result = await committer.commit_edits(opened, edits, wanted)
             return CommittedSnapshot.model_validate(result)
 
@@ -249,7 +254,7 @@ def parse_key(key: str | None) -> str | None:
 
 
 def _commit_request(
-    options: CommitOptions, branch: str, parent_id: str, write_id: WriteId
+    options: CommitOptions, branch: str | None, parent_id: str, write_id: WriteId
 ) -> CommitRequest:
     return CommitRequest(
         branch=branch,

@@ -29,6 +29,8 @@ class ServedDataset(Dataset):
     """Grants of which a caller needs one to read."""
     writers: frozenset[str] = frozenset({PUBLIC})
     """Grants of which a caller needs one to write, if the dataset is writable."""
+    admins: frozenset[str] = frozenset()
+    """Grants of which a caller needs one to change the settings of a repository."""
     is_public: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,8 @@ class Datasets:
         if watchers is None:
             watchers = (PUBLIC,) if is_all_public else ()
         self._watchers = frozenset(watchers)
-        self.is_all_public = is_all_public and PUBLIC in self._watchers
+        has_admins = any(dataset.admins - {PUBLIC} for dataset in datasets.values())
+        self.is_all_public = is_all_public and PUBLIC in self._watchers and not has_admins
         """Whether credentials make no difference."""
 
     def __iter__(self) -> Iterator[ServedDataset]:
@@ -114,6 +117,17 @@ class Datasets:
         if not dataset.is_writable:
             raise ReadOnlyError(why_read_only(name))
         demand_writing(caller, dataset)
+        return dataset
+
+    def find_administered(self, name: str, caller: Caller) -> ServedDataset:
+        """Return a dataset of whose repositories *caller* may change the settings.
+
+        Raises: `ReadOnlyError`, see `find`.
+        """
+        dataset = self.find(name, caller)
+        if not dataset.is_writable:
+            raise ReadOnlyError(why_read_only(name))
+        _demand(caller, dataset.admins, f"change settings of {name}: datasets.{name}.admin")
         return dataset
 
     def may_watch(self, caller: Caller) -> bool:

@@ -57,7 +57,13 @@ from shardgate.formats.icechunk.transaction_log import (
 )
 from shardgate.formats.reading import DecodeError, Versioned, Weighable
 from shardgate.icechunk.chunk_files import new_object_id, put_new
-from shardgate.icechunk.repo_swap import RepoFile, RepoSwaps, demand_readable
+from shardgate.icechunk.repo_swap import (
+    Feature,
+    RepoFile,
+    RepoSwaps,
+    check_feature,
+    demand_readable,
+)
 from shardgate.icechunk.repository import OpenedRepository, read_snapshot, require_unlocked
 from shardgate.read.budget import ByteBudget
 
@@ -75,7 +81,8 @@ _FEW: Final = 1024
 class CommitRequest:
     """Branch, parent and options of a commit."""
 
-    branch: str
+    branch: str | None
+    """`None` makes a detached snapshot, which no branch leads to and nothing is rebased onto."""
     parent_id: str
     message: str
     write_id: WriteId
@@ -84,6 +91,8 @@ class CommitRequest:
     amend: bool = False
     """Replace the tip of the branch, which must be the parent."""
     allow_empty: bool = False
+    moves_nodes: bool = False
+    """True if the repository has to permit the feature `Feature.MOVE_NODE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +165,24 @@ class BranchTip(NamedTuple):
 def find_commit(
     request: CommitRequest, file: RepoFile, opened: OpenedRepository, read_at: float
 ) -> CommitResult | BranchTip:
-    """Look up the commit that *request* has made before, or else the tip of its branch.
+    """Look up the commit that *request* has made before, or else the tip of its branch; without a
+    branch the parent.
 
-    Raises: `UnknownRefError`, `LockedError`, `ConflictError` for an idempotency key that was used
-    for another request, `DamagedError`.
+    Raises: `UnknownRefError`, `LockedError`, `BadBodyError`, `ConflictError` for an idempotency key
+    that was used for another request, or a feature that is off, `DamagedError`.
     """
     info = file.info
     if (made := find_write(info, request.write_id)) is not None:
         return CommitResult.of(made)
     require_unlocked(info, opened.repo)
+    if request.moves_nodes:
+        check_feature(info, Feature.MOVE_NODE)
+    if request.branch is None:
+        if request.amend or not request.parent_id:
+            raise BadBodyError("a commit without a branch has a parent_id, and amends nothing")
+        if (parent := info.snapshot(request.parent_id)) is None:
+            raise UnknownRefError(f"there is no snapshot {request.parent_id}")
+        return BranchTip(file, parent, read_at)
     if (tip_id := info.branches.get(request.branch)) is None:
         raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
     if (snapshot := info.snapshot(tip_id)) is None:
@@ -406,7 +424,7 @@ class CommitBuilder:
         if len(wanted) > _MAX_LOGS:
             self._refuse(tip.snapshot_id, "too_many_commits")
         for batch in batched(wanted, 8):  # so that a limit is noticed early
-            read = await bounded_gather(self._find_log, batch)
+            read = await bounded_gather(self.opened.find_log, batch)
             found = [log for log in read if log is not None]
             if len(found) < len(read):
                 self._refuse(tip.snapshot_id, "missing_transaction_log")
@@ -417,16 +435,11 @@ class CommitBuilder:
         return [*logs, *ahead.values()]
 
     async def _read_amended_log(self, tip: BranchTip) -> TransactionLog:
-        log = await self._find_log(tip.snapshot.object_id)
+        log = await self.opened.find_log(tip.snapshot.object_id)
         if log is None:
             name = self.opened.repository.file("transactions", tip.snapshot.object_id)
             raise DamagedError(name, "does not exist: the changes of the snapshot are unknown")
         return log
-
-    async def _find_log(self, object_id: bytes) -> TransactionLog | None:
-        repository = self.opened.repository
-        decode = TransactionLogDecoder(object_id, repository.limit_nbytes)
-        return await repository.read("transactions", object_id, decode, self.opened.fetch)
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
         whole = asdict(CommitConflict(kind, "/"))

@@ -38,6 +38,7 @@ from shardgate.formats.icechunk.repo_writer import (
     ROOT_ID,
     ROOT_MESSAGE,
     ROOT_METADATA,
+    FieldUpdate,
     RefUpdate,
     RepoUpdate,
     create_repo,
@@ -65,7 +66,7 @@ SKEW_S: Final = 600
 """Largest difference of clocks; the library has the same limit."""
 _SNAPSHOT: Final = f"snapshots/{encode_id(ROOT_ID)}"
 _TRANSACTION_LOG: Final = f"transactions/{encode_id(ROOT_ID)}"
-_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={}, former_paths=())
+_NO_CHANGES: Final = TransactionLog(*6 * (frozenset(),), updated_chunks={})
 _MAX_NAME_NBYTES: Final = 255
 _UNREACHABLE: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^\.{0,2}$")
 
@@ -239,7 +240,9 @@ class RepoSwaps:
         answer, changes = plan(file)
         if not changes:
             return _Prepared(answer)
-        require_unlocked(file.info, ref)
+        # The status of a repository that is read-only can be set again.
+        if not all(isinstance(each, FieldUpdate) and each.is_status for each in changes):
+            require_unlocked(file.info, ref)
         info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
         data = seal_repo(info)
         demand_readable(ref, data, limit)
@@ -354,6 +357,7 @@ async def _read_flushed_at_us(swaps: RepoSwaps, ref: ObjectRef) -> int:
 class Feature(IntEnum):
     """Operations that the owner of a repository can forbid, by number in the specification."""
 
+    MOVE_NODE = 3
     CREATE_TAG = 4
     DELETE_TAG = 5
 
@@ -370,7 +374,7 @@ class RefUpdates:
 
         def check(info: RepoInfo) -> None:
             if kind == "tag":
-                _check_feature(info, Feature.CREATE_TAG)
+                check_feature(info, Feature.CREATE_TAG)
             refs = info.tags if kind == "tag" else info.branches
             if name in refs:
                 raise ConflictError(f"there is a {kind} {name!r} already")
@@ -402,7 +406,7 @@ class RefUpdates:
         """Delete a tag, whose name cannot be used again; raise `ConflictError` if forbidden."""
 
         def plan(file: RepoFile) -> Planned[None]:
-            _check_feature(file.info, Feature.DELETE_TAG)
+            check_feature(file.info, Feature.DELETE_TAG)
             if file.info.tags.get(name) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
             return Planned(None, [RefUpdate("tag_deleted", name)])
@@ -436,7 +440,8 @@ def _check_name(name: str) -> None:
         raise BadBodyError(f"the name of a ref has more than {_MAX_NAME_NBYTES} bytes")
 
 
-def _check_feature(info: RepoInfo, feature: Feature) -> None:
+def check_feature(info: RepoInfo, feature: Feature) -> None:
+    """Check that the repository in *info* permits *feature*. Raises: `ConflictError`."""
     if feature in info.disabled_feature_flags():
         name = feature.name.lower()
         raise ConflictError(f"the repository forbids it: the feature flag {name} is off")

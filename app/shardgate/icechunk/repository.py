@@ -38,6 +38,7 @@ from shardgate.formats.icechunk.snapshot import (
     StoredSnapshot,
     StoredSnapshotDecoder,
 )
+from shardgate.formats.icechunk.transaction_log import TransactionLog, TransactionLogDecoder
 from shardgate.formats.reading import DecodeError, Fetch, Read
 from shardgate.formats.surveying import Listing, RefDescription
 from shardgate.model import ByteRange, ETag, Fixed, ObjectRef
@@ -106,6 +107,11 @@ class OpenedRepository:
                 return found.snapshot_id
         hint = await self.repository.suggest_ref(spelled, self.fetch)
         raise UnknownRefError(f"there is no {spelled or MAIN.name} in {self.directory}: {hint}")
+
+    async def find_log(self, object_id: bytes) -> TransactionLog | None:
+        """Read the transaction log of a snapshot; `None` if it does not exist."""
+        decode = TransactionLogDecoder(object_id, self.repository.limit_nbytes)
+        return await self.repository.read("transactions", object_id, decode, self.fetch)
 
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
         """Yield a snapshot and its ancestors; raise `UnknownRefError` if it does not exist."""

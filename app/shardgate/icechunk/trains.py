@@ -242,9 +242,12 @@ class Committer:
         finds or makes the commit.
         """
         builder = CommitBuilder(opened, changes, request, self.swaps, self._budget)
-        pending = PendingCommit(builder, tip, asyncio.get_running_loop().create_future())
         try:
-            committed = await self._join(pending)
+            if request.branch is None:
+                committed = await self._detach(builder, tip)
+            else:
+                future = asyncio.get_running_loop().create_future()
+                committed = await self._join(request.branch, PendingCommit(builder, tip, future))
         except Exception as error:
             is_conflict = isinstance(error, CommitConflictError)
             self._on_commit("conflict" if is_conflict else "failed")
@@ -282,9 +285,35 @@ class Committer:
         await _check_references(self.swaps.store, opened, info, changes)
         return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
 
-    async def _join(self, commit: PendingCommit) -> CommitResult:
+    async def _detach(self, builder: CommitBuilder, tip: BranchTip | None) -> CommitResult:
+        """Make a detached snapshot, which needs no train: no other commit comes on top of it."""
+        opened = builder.opened
+        read_at = asyncio.get_running_loop().time()
+
+        def look(file: RepoFile) -> CommitResult | BranchTip:
+            return find_commit(builder.request, file, opened, read_at)
+
+        found: CommitResult | BranchTip | None = tip
+        if found is None:
+            found = await self.swaps.look_up(opened, look)
+        if isinstance(found, CommitResult):
+            return found
+        await self.swaps.store.verify_conditional_writes(opened.directory)
+        files = PreparedFiles(self.swaps, opened.repository)
+        prepared = await builder.build(found, files)
+        await files.write(partial(self.swaps.write_backup, opened, found.file))
+
+        def plan(file: RepoFile) -> Planned[CommitResult]:
+            # Another request with the same key may have been faster.
+            if isinstance(made := look(file), CommitResult):
+                return Planned(made)
+            return Planned(CommitResult.of(prepared.change.snapshot), [prepared.change])
+
+        return await self.swaps.update(opened, plan, found.file)
+
+    async def _join(self, branch_name: str, commit: PendingCommit) -> CommitResult:
         """Make *commit* with all others that wait for its branch."""
-        branch = commit.builder.opened.directory, commit.builder.request.branch
+        branch = commit.builder.opened.directory, branch_name
         if (queue := self._queues.get(branch)) is None:
             queue = self._queues[branch] = BatchQueue()
             self._running.start(branch, partial(self._run, branch, queue))

@@ -35,6 +35,7 @@ from tests.support.clients.icechunk.model import (
 from tests.support.formats.icechunk.trees import (
     FIRST,
     MOVES,
+    MOVING,
     STEPS,
     Draft,
     Edit,
@@ -157,6 +158,35 @@ class Repository(RuleBasedStateMachine):
             parent_id=begun.parent_id, message=self._message(), amend=amend, allow_empty=True,
         )  # fmt: skip
         self._settle(begun, answer, by, amend=amend)
+
+    @rule(where=NUMBER, back=st.sampled_from([0, 0, 1]), steps=st.lists(MOVING), by=REPLICA)
+    def move_at_once(self, where: int, back: int, steps: list[Step], by: int) -> None:
+        """Commit moves among other changes, if no node takes the place of a deleted one."""
+        begun = self._begin(where, back)
+        begun.draft.take(steps)
+        answer = self.replicas[by].commit(
+            _fitting(begun.draft), inline=INLINE_NBYTES, branch=begun.branch,
+            parent_id=begun.parent_id, message=self._message(), allow_empty=True,
+        )  # fmt: skip
+        if answer.status_code == 400:
+            assert "is deleted here" in answer.json()["detail"]
+            return
+        self._settle(begun, answer, by, amend=False)
+
+    @rule(where=NUMBER, back=st.sampled_from([0, 1]), steps=STEPS, by=REPLICA)
+    def commit_detached(self, where: int, back: int, steps: list[Step], by: int) -> None:
+        """Make a snapshot that no branch leads to."""
+        begun = self._begin(where, back)
+        begun.draft.take(steps)
+        answer = self.replicas[by].commit(
+            _fitting(begun.draft), inline=INLINE_NBYTES, branch=None,
+            parent_id=begun.parent_id, message=self._message(), allow_empty=True,
+        )  # fmt: skip
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["parent_id"] == begun.parent_id
+        self.commits[answer.json()["snapshot_id"]] = Commit(begun.draft.after, begun.parent_id)
+        self.kinds.append("new_detached_snapshot")
+        self.wrote = by
 
     @rule(where=NUMBER, steps=STEPS, amend=SELDOM)
     def commit_by_library(self, where: int, steps: list[Step], *, amend: bool) -> None:

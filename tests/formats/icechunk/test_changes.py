@@ -13,6 +13,7 @@ from shardgate.formats.icechunk.changes import (
     ChunkChanges,
     DeleteNode,
     Edit,
+    MoveNode,
     NodeDocument,
     PutNode,
     SetChunks,
@@ -98,10 +99,21 @@ _OTHER = b'{"node_type":"group","zarr_format":3}'
         ([DeleteNode("/"), put("/", GROUP)],
          ChangeSet(new={b"0": NodeDocument("/", GROUP)},
                    deleted=frozenset(path.encode() for path in PATHS))),
+        ([MoveNode("/g", "/n"), put("/g", GROUP), MoveNode("/n/h/b", "/g/b")],
+         ChangeSet(new={b"0": NodeDocument("/g", GROUP)},
+                   moves={b"/g": "/n", b"/g/a": "/n/a", b"/g/h": "/n/h", b"/g/h/b": "/g/b"})),
+        ([MoveNode("/g-", "/x"), MoveNode("/g/a", "/g-"), MoveNode("/x", "/g/a")],
+         ChangeSet(moves={b"/g-": "/g/a", b"/g/a": "/g-"})),
+        ([MoveNode("/g", "/n"), MoveNode("/n", "/g")], ChangeSet()),
+        ([put("/n", GROUP), MoveNode("/n", "/g/n"), MoveNode("/g-", "/g/n/x"), DeleteNode("/g")],
+         ChangeSet(deleted=_BELOW_G | {b"/g-"})),
     ],
     ids=["a node that is there keeps its id", "a new node has the last of its metadata",
          "a node of the other kind makes way", "what is deleted takes along what is below",
-         "everything can be deleted and made anew"],
+         "everything can be deleted and made anew",
+         "a moved group takes along what is below, and leaves its place to another",
+         "moved nodes change places", "a node that is moved back is not moved",
+         "moved nodes are deleted"],
 )  # fmt: skip
 def test_edits_are_applied_in_order(items: list[Edit], expected: ChangeSet) -> None:
     """Edits are applied in order to the nodes of the parent and give a change set."""
@@ -132,6 +144,22 @@ def test_last_change_of_a_chunk_counts() -> None:
 )  # fmt: skip
 def test_edit_of_a_missing_node_is_refused(items: list[Edit]) -> None:
     """Edits of missing nodes, of chunks in groups, or of wrong dimensions raise BadBodyError."""
+    with pytest.raises(BadBodyError):
+        made(*items)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[MoveNode("/x", "/y")], [MoveNode("/", "/g/r")], [MoveNode("/g", "/g/h/g")],
+     [MoveNode("/g", "/g")], [MoveNode("/g-", "/g/a")], [MoveNode("/g-", "/x/y")],
+     [MoveNode("/g-", "/g/a/x")], [MoveNode("/g", "/")],
+     [DeleteNode("/g/a"), MoveNode("/g-", "/g/a")],
+     [MoveNode("/g", "/x"), MoveNode("/x", "/g")] * 13_000],
+)  # fmt: skip
+def test_impossible_move_is_refused(items: list[Edit]) -> None:
+    """Moves of missing nodes, into themselves, over others, into no group, of too many nodes, or
+    to the place of a node that the same commit deletes raise BadBodyError.
+    """
     with pytest.raises(BadBodyError):
         made(*items)
 

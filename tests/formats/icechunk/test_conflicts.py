@@ -21,7 +21,7 @@ from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.manifest_writer import Rewritten
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
-from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.icechunk.transaction_log import MovedNode, TransactionLog
 from tests.support.formats.icechunk.peer import (
     change_set,
     logged,
@@ -33,6 +33,7 @@ from tests.support.formats.icechunk.peer import (
 from tests.support.formats.icechunk.repositories import array, group
 from tests.support.formats.icechunk.trees import (
     EMPTY,
+    MOVING,
     STEP,
     Step,
     TreeStore,
@@ -126,10 +127,41 @@ def test_move_of_theirs_is_the_only_conflict() -> None:
     parent = array_in_a_group(2000)
     moved = replace(parent.nodes["/g/a"], path="/b")
     there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
-    log = replace(NOTHING, former_paths=("/g/a",))
+    log = replace(NOTHING, moved_nodes=(MovedNode("/g/a", "/g/b", C, is_array=True),))
     for nodes, logs in ((there, [NOTHING]), (there, [log]), (parent.nodes, [log, log])):
         found = rebase(_chunks(1), parent, logs, replace(parent, nodes=nodes))
         assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "kinds"),
+    [
+        (ChangeSet(updated={A: group() + b" "}), []),
+        (ChangeSet(new={E: NodeDocument("/y", group())}), []),
+        (_chunks(1), [("move_operation_cannot_be_rebased", "/g/a")]),
+        (
+            ChangeSet(updated={B: group() + b" "}),
+            [("move_operation_cannot_be_rebased", "/g")],
+        ),
+        (ChangeSet(deleted=frozenset([C])), [("move_operation_cannot_be_rebased", "/g/a")]),
+        (
+            ChangeSet(new={E: NodeDocument("/g/n", group())}),
+            [("move_operation_cannot_be_rebased", "/g")],
+        ),
+        (
+            ChangeSet(new={E: NodeDocument("/x", group())}),
+            [("new_node_conflicts_with_existing_node", "/x")],
+        ),
+    ],
+)
+def test_move_is_rebased_only_over_commits_that_touch_neither_path(
+    theirs: ChangeSet, kinds: list[tuple[str, str]]
+) -> None:
+    """A move of a group conflicts with changes in it and with a node in its new place only."""
+    ours = ChangeSet(moves={B: "/x", C: "/x/a"})
+    found = _over(ours, theirs)
+
+    assert (found == ours) if not kinds else (_kinds(found) == kinds)
 
 
 def test_conflicts_are_listed_once_per_kind_and_path() -> None:
@@ -148,7 +180,7 @@ def test_conflicts_are_listed_once_per_kind_and_path() -> None:
 @settings(max_examples=60)
 @given(
     st.lists(STEP, max_size=15),
-    st.lists(STEP, max_size=5),
+    st.lists(MOVING, max_size=5),
     st.lists(st.lists(STEP, max_size=5), max_size=2),
     st.sampled_from(Policy),
 )

@@ -277,7 +277,7 @@ def test_decoded_repo_agrees_with_the_library(written: Written, info: RepoInfo) 
 
 
 def test_moves_and_pruned_logs_agree_with_the_library(written: Written, info: RepoInfo) -> None:
-    """Former paths of moved nodes and pruned ancestor logs agree with the library."""
+    """Moved nodes and pruned ancestor logs agree with the library."""
     for each in info.snapshots():
         if not (written.folder / "transactions" / each.snapshot_id).exists():
             assert each.parent_id is None  # version 1 writes none for the first snapshot
@@ -286,8 +286,9 @@ def test_moves_and_pruned_logs_agree_with_the_library(written: Written, info: Re
         pruned = expected.get("synthetic_composite", {}).get("merged_pruned_ancestor_tx_logs", [])
         assert list(map(encode_id, each.pruned_ancestor_tx_logs)) == pruned
         if not pruned:
-            moved = [move["from"] for move in expected["moved_nodes"]]
-            assert list(logged(written.folder, each.snapshot_id).former_paths) == moved
+            moved = [(move["from"], move["to"]) for move in expected["moved_nodes"]]
+            found = logged(written.folder, each.snapshot_id).moved_nodes
+            assert [(move.source, move.target) for move in found] == moved
 
 
 def test_containers_of_both_versions_are_equal(tmp_path: Path) -> None:

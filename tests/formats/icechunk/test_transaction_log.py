@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardgate.errors import ConflictError
 from shardgate.formats.icechunk.coords import Coords
 from shardgate.formats.icechunk.transaction_log import (
+    MovedNode,
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
@@ -60,6 +61,8 @@ def test_size_of_a_log_includes_its_coordinates() -> None:
         ({7: [{0: Struct(A), 1: [{}]}]}, "no coordinates"),
         ({7: [{0: Struct(A), 1: [{1: U8(1)}]}]}, "no coordinates"),
         ({8: [{1: "/a", 2: Struct(A), 3: U8(0)}]}, "no path before"),
+        ({8: [{0: "/a", 2: Struct(A), 3: U8(0)}]}, "no path after"),
+        ({8: [{0: "/a", 1: "/b", 3: U8(0)}]}, "no id of a moved node"),
     ],
 )
 def test_log_without_a_required_field_is_refused(more: Fields, reason: str) -> None:
@@ -94,8 +97,14 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], ...]
     return tuple(found)
 
 
+PATHS = st.lists(st.sampled_from(["a", "a-", "b", "é"]), min_size=1, max_size=3).map(
+    lambda names: "/" + "/".join(names)
+)
+MOVES = st.lists(st.builds(MovedNode, PATHS, PATHS, NODE_IDS, st.booleans()), max_size=4).map(
+    lambda moves: tuple(sorted(moves, key=lambda move: move.target.encode().split(b"/")))
+)
 LOGS = st.builds(
-    TransactionLog, *[SETS] * 6, st.dictionaries(NODE_IDS, batches(), max_size=4), st.just(())
+    TransactionLog, *[SETS] * 6, st.dictionaries(NODE_IDS, batches(), max_size=4), MOVES
 )
 
 
@@ -177,6 +186,8 @@ def test_merged_logs_list_each_node_and_chunk_once(
 
 
 def test_amending_a_commit_with_moves_is_refused() -> None:
-    """Merging onto a log with moved nodes raises ConflictError."""
-    with pytest.raises(ConflictError, match="moved nodes cannot be amended"):
-        merge_logs(replace(NOTHING, former_paths=("/a",)), NOTHING)
+    """Merging a log with moved nodes with any other raises ConflictError."""
+    moved = merging(moved_nodes=(MovedNode("/a", "/b", A, is_array=True),))
+    for logs in ((moved, NOTHING), (NOTHING, moved)):
+        with pytest.raises(ConflictError, match="moves nodes"):
+            merge_logs(*logs)

@@ -198,6 +198,97 @@ class Commit:
         assert values[self.number % 2 * 2][self.number // 2 % 2 * 2] == 1
 
 
+class Move(Commit):
+    """A commit that moves a group back or forth, beside the chunk."""
+
+    kind = "move"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        super().__init__(site, number)
+        tree: Any = zarr.open_group(site.healthy.repo.readonly_session("main").store, mode="r")
+        there = "there" in tree
+        self._target = "here" if there else "there"
+        self._source = "/there" if there else "/here"
+        if not there and "here" not in tree:
+            site.healthy.commit(put_group("/here"), message=f"for {self.message}")
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Send the request to commit."""
+        move = {"op": "move_node", "path": self._source, "to": f"/{self._target}"}
+        chunk = put_chunks("/a", self.site.chunk_id, [self.number % 2, self.number // 2 % 2])
+        return client.ask(move, chunk, key=f"k{self.number}", message=self.message)
+
+    def _demand_values(self) -> None:
+        super()._demand_values()
+        store = self.site.healthy.repo.readonly_session("main").store
+        tree: Any = zarr.open_group(store, mode="r")
+        assert self._target in tree
+        assert self._source[1:] not in tree
+
+
+class Detached(Commit):
+    """A commit without a branch."""
+
+    kind = "detached"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        super().__init__(site, number)
+        self._tip = site.healthy.tip
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Send the request to commit."""
+        chunk = put_chunks("/a", self.site.chunk_id, [self.number % 2, self.number // 2 % 2])
+        more: dict[str, Any] = {"branch": None, "parent_id": self._tip, "allow_empty": True}
+        return client.ask(chunk, key=f"k{self.number}", message=self.message, **more)
+
+    def demand(self, *, acknowledged: str | None) -> None:
+        """Repeat the commit; assert that it is made once, and that no branch has moved."""
+        made = self.commit(self.site.healthy)
+        assert acknowledged in (None, made)
+        repo = self.site.healthy.repo
+        listed = [each["id"] for each in repo.inspect_repo_info()["snapshots"]]
+        assert listed.count(made) == 1
+        operations = [str(each.kind) for each in repo.ops_log()]
+        assert sum(made in each for each in operations) == 1
+        assert self.site.healthy.tip == self._tip
+        array = zarr.open_array(repo.readonly_session(snapshot_id=made).store, path="a", mode="r")
+        assert array[self.number % 2 * 2, self.number // 2 % 2 * 2] == 1
+
+
+class Setting(Commit):
+    """A change of the metadata of the repository."""
+
+    steps = 4
+    """Least number of requests: reads, backup, swap."""
+    kind = "setting"
+
+    def __init__(self, site: RepositorySite, number: int) -> None:
+        super().__init__(site, number)
+        self._before = self._count()
+
+    def ask(self, client: Client) -> httpx.Response:
+        """Send the request to replace the metadata."""
+        body = {"metadata": {"n": self.number}}
+        return client.api.send("PUT", "/metadata", body, if_match="*")
+
+    def commit(self, client: Client) -> str:
+        """Replace the metadata, and return the entity tag."""
+        answer = self.ask(client)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["etag"]
+
+    def demand(self, *, acknowledged: str | None) -> None:
+        """Repeat the change; assert that it is made once."""
+        made = self.commit(self.site.healthy)
+        assert acknowledged in (None, made)
+        assert self.site.healthy.repo.metadata == {"n": self.number}
+        assert self._count() == self._before + 1
+
+    def _count(self) -> int:
+        operations = self.site.healthy.repo.ops_log()
+        return sum("MetadataChanged" in str(each.kind) for each in operations)
+
+
 class Session(Commit):
     """A session with changes of each kind, whose values no other session writes."""
 
@@ -240,6 +331,7 @@ def configured(place: Place, endpoint_url: str | None = None) -> dict[str, str]:
     server = place.seaweedfs
     url = place.folder.as_uri() if server is None else f"s3://{server.bucket}/{place.folder.name}"
     told = of_dataset(url, server, endpoint_url=endpoint_url)
+    told["SHARDGATE_DATASETS__DATA__ADMIN"] = '["public"]'
     return {name.replace("__DATA__", "__REPO__"): value for name, value in told.items()}
 
 

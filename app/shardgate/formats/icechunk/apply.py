@@ -28,7 +28,7 @@ from shardgate.formats.icechunk.snapshot import (
     StoredSnapshot,
     is_node_path,
 )
-from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.icechunk.transaction_log import MovedNode, TransactionLog
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.grid import ChunkGrid, parse_grid
@@ -178,26 +178,34 @@ def by_id(nodes: StoredNodes) -> dict[bytes, StoredNode]:
 def _change_nodes(nodes: StoredNodes, changes: ChangeSet) -> dict[str, StoredNode]:
     """Return the nodes after the commit; nodes that were in no group before may stay so."""
     found = by_id(nodes)
-    for node_id in (*changes.updated, *changes.deleted):
+    for node_id in (*changes.updated, *changes.deleted, *changes.moves):
         if node_id not in found:
             raise ConflictError(f"there is no node {encode_id(node_id)}")
-    changed = {
-        path: _update(node, changes)
-        for path, node in nodes.items()
-        if node.node_id not in changes.deleted
-    }
+    changed: dict[str, StoredNode] = {}
+    leaving = [node for node in nodes.values() if node.node_id in changes.moves]
+    for path, node in nodes.items():
+        if node.node_id not in changes.deleted and node.node_id not in changes.moves:
+            changed[path] = _update(node, changes)
+    for node in leaving:
+        target = changes.moves[node.node_id]
+        _enter(changed, replace(_update(node, changes), path=target))
     for node_id, (path, document) in changes.new.items():
         if node_id in found:
             raise ConflictError(f"{path}: another node has the id {encode_id(node_id)}")
         _check_path(path)
-        if path in changed:
-            raise ConflictError(f"{path}: there is a node already")
-        changed[path] = StoredNode(node_id, path, document, _read_array(path, document))
+        _enter(changed, StoredNode(node_id, path, document, _read_array(path, document)))
     # Only groups that this commit touches are checked: the library leaves nodes in none.
-    entered = {path for path, _ in changes.new.values()}
+    entered = {path for path, _ in changes.new.values()} | {*changes.moves.values()}
     left = {node.path for node in nodes.values() if node.node_id in changes.deleted}
+    left |= {node.path for node in leaving}
     _check_groups(changed, entered, left)
     return changed
+
+
+def _enter(nodes: dict[str, StoredNode], node: StoredNode) -> None:
+    if node.path in nodes:
+        raise ConflictError(f"{node.path}: there is a node already")
+    nodes[node.path] = node
 
 
 def _update(node: StoredNode, changes: ChangeSet) -> StoredNode:
@@ -261,6 +269,10 @@ def _make_log(
             for node_id, chunks in sorted(changes.chunks.items())
             if len(chunks.coords)
         },
+        moved_nodes=tuple(
+            MovedNode(then[node_id].path, path, node_id, then[node_id].array is not None)
+            for node_id, path in changes.moves.items()
+        ),
     )
 
 

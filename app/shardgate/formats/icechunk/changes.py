@@ -21,6 +21,8 @@ from shardgate.model import ByteRange
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
+_MAX_MOVES: Final = 100_000
+"""Most nodes that the moves of one commit rename, each counted as often as it is moved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +55,17 @@ class ChangeSet:
     deleted: frozenset[bytes] = frozenset()
     chunks: Mapping[bytes, ChunkChanges] = field(default_factory=dict)
     """Chunks of arrays that are *new* or in the parent, and not *deleted*."""
+    moves: Mapping[bytes, str] = field(default_factory=dict)
+    """New paths of nodes of the parent, also of every node below a moved group."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.new or self.updated or self.deleted or self.chunks)
+        return not (self.new or self.updated or self.deleted or self.chunks or self.moves)
 
     @property
     def nbytes(self) -> int:
         documents = [each.document for each in self.new.values()] + list(self.updated.values())
-        count = len(documents) + len(self.deleted) + len(self.chunks)
+        count = len(documents) + len(self.deleted) + len(self.chunks) + len(self.moves)
         chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())
         return _CHANGE_NBYTES * count + sum(map(len, documents)) + chunks
 
@@ -80,6 +84,13 @@ class DeleteNode(NamedTuple):
     path: str
 
 
+class MoveNode(NamedTuple):
+    """Edit that moves a node, and all nodes below it, to a path where none is."""
+
+    path: str
+    target: str
+
+
 class SetChunks(NamedTuple):
     """Edit that sets or deletes chunks of an array."""
 
@@ -88,7 +99,7 @@ class SetChunks(NamedTuple):
     payloads: Payloads
 
 
-type Edit = PutNode | DeleteNode | SetChunks
+type Edit = PutNode | DeleteNode | MoveNode | SetChunks
 """One change; each applies to the result of those before it."""
 type NewId = Callable[[], bytes]
 
@@ -114,7 +125,8 @@ class _Editing:
 
     def __init__(self, parent: StoredSnapshot, new_id: NewId) -> None:
         self._new_id = new_id
-        self._before = frozenset(node.node_id for node in parent.nodes.values())
+        self._before = {node.node_id: path for path, node in parent.nodes.items()}
+        self._occupants = parent.nodes
         self._ids = {path: node.node_id for path, node in parent.nodes.items()}
         self._nodes = {
             path: PutNode(path, node.document, node.array is not None)
@@ -125,6 +137,8 @@ class _Editing:
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
         self._updated = set[bytes]()
         """Ids of nodes whose documents were replaced by others, and perhaps changed back."""
+        self._moved_ids: list[bytes] = []
+        """Ids of nodes, one for each time that the node was moved."""
 
     def apply(self, each: Edit) -> None:
         match each:
@@ -133,6 +147,8 @@ class _Editing:
             case DeleteNode(path):
                 self._existing(path)
                 self._delete(path)
+            case MoveNode(path, target):
+                self._move(self._existing(path), target)
             case SetChunks(path, coords):
                 if not self._existing(path).is_array:
                     raise BadBodyError(f"{path} is no array, and has no chunks")
@@ -147,9 +163,28 @@ class _Editing:
                 new[node_id] = NodeDocument(path, document)
             elif node_id in self._updated:
                 updated[node_id] = document
-        deleted = self._before.difference(self._ids.values())
+        deleted = frozenset(self._before).difference(self._ids.values())
         chunks = {node_id: _join_chunks(some) for node_id, some in self._chunks.items()}
-        return ChangeSet(new, updated, deleted, chunks=chunks)
+        return ChangeSet(new, updated, deleted, chunks=chunks, moves=self._net_moves())
+
+    def _net_moves(self) -> dict[bytes, str]:
+        """Return the new paths of nodes of the parent. Raises: `BadBodyError` for a place that a
+        node of the parent has left by deletion, as the specification says of ``moved_nodes``.
+        """
+        if not self._moved_ids:
+            return {}
+        wanted = frozenset(self._moved_ids)
+        paths = {node_id: path for path, node_id in self._ids.items() if node_id in wanted}
+        moves = {
+            node_id: path
+            for node_id, path in paths.items()
+            if self._before.get(node_id, path) != path
+        }
+        for path in moves.values():
+            occupant = self._occupants.get(path)
+            if occupant is not None and occupant.node_id not in moves:
+                raise BadBodyError(f"{path} is deleted here: move a node there by another commit")
+        return moves
 
     def _put(self, each: PutNode) -> None:
         """Replace the metadata of a node; a node of the other kind is deleted first."""
@@ -167,18 +202,44 @@ class _Editing:
 
     def _delete(self, path: str) -> None:
         """Delete the node at *path* and all nodes below it."""
+        for each in self._take_paths(path):
+            del self._nodes[each]
+            self._chunks.pop(self._ids.pop(each), None)
+
+    def _move(self, node: PutNode, target: str) -> None:
+        """Move *node* and all nodes below it to *target*, whose group exists."""
+        path = node.path
+        if f"{target}/".startswith(f"{path.rstrip('/')}/"):
+            raise BadBodyError(f"{path} cannot be moved to {target}, which is in it")
+        if target in self._nodes:
+            raise BadBodyError(f"{path} cannot be moved: there is a node {target} already")
+        group = self._nodes.get(target.rpartition("/")[0] or "/")
+        if group is None or group.is_array:
+            raise BadBodyError(f"{path} cannot be moved to {target}: there is no such group")
+        before = sorted(self._take_paths(path))
+        after = [target + each.removeprefix(path) for each in before]
+        if len(self._moved_ids) + len(after) > _MAX_MOVES:
+            raise BadBodyError(f"the commit moves more than {_MAX_MOVES} nodes")
+        insort(self._paths, target)
+        below = bisect_left(self._paths, target + "/")
+        self._paths[below:below] = after[1:]
+        for old, new in zip(before, after, strict=True):
+            self._nodes[new] = self._nodes.pop(old)._replace(path=new)
+            self._ids[new] = self._ids.pop(old)
+            self._moved_ids.append(self._ids[new])
+
+    def _take_paths(self, path: str) -> set[str]:
+        """Remove *path* and all below it from the ordered paths, and return them."""
         prefix = path.rstrip("/")
         at = bisect_left(self._paths, path)
         start = bisect_left(self._paths, prefix + "/")
         # All paths below come between ``prefix/`` and ``prefix0``, the next character.
         stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
-        deleted = {path, *self._paths[start:stop]}
+        taken = {path, *self._paths[start:stop]}
         del self._paths[start:stop]
         if path != "/":
             del self._paths[at]
-        for each in deleted:
-            del self._nodes[each]
-            self._chunks.pop(self._ids.pop(each), None)
+        return taken
 
     def _existing(self, path: str) -> PutNode:
         if path not in self._nodes:

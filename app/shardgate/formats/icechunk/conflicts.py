@@ -41,6 +41,7 @@ class ConflictKind(StrEnum):
     NEW_NODE_IN_INVALID_GROUP = "new_node_in_invalid_group"
     """The group no longer exists, or became an array."""
     MOVE_OPERATION_CANNOT_BE_REBASED = "move_operation_cannot_be_rebased"
+    """They moved nodes, or changed a node that we move, or created one in it."""
 
 
 _K: Final = ConflictKind
@@ -80,6 +81,7 @@ def rebase(
     if (source := theirs.former_path()) is not None:
         return [CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, source)]
     finders = (
+        _find_moves(ours, theirs),
         _find_updates(ours, theirs),
         _find_deletes(ours, theirs),
         _find_places(ours, theirs),
@@ -121,8 +123,8 @@ class _TheirChanges:
     def former_path(self) -> str | None:
         """Return the former path of a node that they moved, if there is one."""
         for log in self._logs:
-            for path in log.former_paths:
-                return path
+            for move in log.moved_nodes:
+                return move.source
         former_path = (
             self.before[node_id].path
             for node_id in self.now.keys() & self.before.keys()
@@ -136,8 +138,26 @@ class _TheirChanges:
         )
 
     @cached_property
+    def written(self) -> frozenset[bytes]:
+        """Arrays whose chunks they changed."""
+        return frozenset(
+            node_id for log in self._logs for node_id, some in log.updated_chunks.items() if some
+        )
+
+    @cached_property
     def _updated(self) -> frozenset[bytes]:
         return frozenset().union(*(log.updated_arrays | log.updated_groups for log in self._logs))
+
+
+def _find_moves(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
+    for node_id in ours.moves:
+        if theirs.is_gone(node_id) or theirs.is_updated(node_id) or node_id in theirs.written:
+            path = theirs.before[node_id].path
+            yield CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, path)
+    for node in theirs.created():
+        group = theirs.paths.get(parent_of(node.path))
+        if group is not None and group.node_id in ours.moves:
+            yield CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, group.path)
 
 
 def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
@@ -169,7 +189,7 @@ def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConf
 
 
 def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
-    own = {node.path for node in ours.new.values()}
+    own = {node.path for node in ours.new.values()} | {*ours.moves.values()}
     for path in sorted(own):
         if _staying(path, ours, theirs) is not None:
             yield CommitConflict(_K.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE, path)
@@ -180,9 +200,10 @@ def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConfl
 
 
 def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | None:
-    """Return their node at *path*, unless we delete it."""
+    """Return their node at *path*, unless we delete or move it."""
     node = theirs.paths.get(path)
-    return None if node is None or node.node_id in ours.deleted else node
+    is_left = node is None or node.node_id in ours.deleted or node.node_id in ours.moves
+    return None if is_left else node
 
 
 def _find_chunks(

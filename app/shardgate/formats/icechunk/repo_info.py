@@ -367,6 +367,19 @@ class RepoInfo:
         """Return the numbers of the features that the repository does not admit."""
         return self._read(RepoField.DISABLED_FEATURE_FLAGS) or []
 
+    def enabled_feature_flags(self) -> list[int]:
+        """Return the numbers of the features that the repository admits whatever the default is."""
+        return self._read(RepoField.ENABLED_FEATURE_FLAGS) or []
+
+    def config_data(self) -> bytes | None:
+        """Return the configuration as it is stored, a FlexBuffer; `None` if none is."""
+        data: bytes | None = self._read(RepoField.CONFIG)
+        return data
+
+    def metadata(self) -> Metadata:
+        """Return the metadata of the repository itself."""
+        return self._read(RepoField.METADATA) or Metadata(self.version, ())
+
     def snapshots(self) -> list[SnapshotInfo]:
         """Decode all snapshots in the order of the file, also those that no ref leads to."""
         return self._read(RepoField.SNAPSHOTS) or []

@@ -4,7 +4,7 @@ Request ids in the metadata of snapshots make a request that is repeated commit 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, Literal, NamedTuple
 
@@ -87,7 +87,8 @@ operations that have left the list."""
 class NewSnapshot(NamedTuple):
     """A snapshot on top of a branch or, if it *amends* the tip, in place of that."""
 
-    branch: str
+    branch: str | None
+    """`None` for a detached snapshot, which no branch leads to."""
     snapshot: SnapshotInfo
     amends: bool = False
 
@@ -102,7 +103,23 @@ class RefUpdate(NamedTuple):
     """`None` for a deletion."""
 
 
-type RepoUpdate = NewSnapshot | RefUpdate
+class FieldUpdate(NamedTuple):
+    """Fields of ``repo`` that are replaced: its status, metadata, flags or configuration."""
+
+    kind: Literal[
+        "repo_status_changed", "metadata_changed", "feature_flag_changed", "config_changed"
+    ]
+    """Kind of the operation in the log of updates."""
+    replaced: Mapping[RepoField, object]
+    fields: Mapping[str, Value]
+    """Fields of the operation."""
+
+    @property
+    def is_status(self) -> bool:
+        return self.kind == "repo_status_changed"
+
+
+type RepoUpdate = NewSnapshot | RefUpdate | FieldUpdate
 
 
 def moment_after(newest_us: int, now_us: int, newest: str) -> int:
@@ -122,24 +139,30 @@ def moment_after(newest_us: int, now_us: int, newest: str) -> int:
 
 @dataclass(slots=True)
 class _Draft:
-    """Refs that an operation changes, and new snapshots."""
+    """Refs and fields that operations change, and new snapshots."""
 
     branches: dict[str, bytes]
     tags: dict[str, bytes]
     deleted_tags: set[str]
     snapshots: list[SnapshotInfo]
+    replaced: dict[RepoField, object] = field(default_factory=dict)
 
     def apply(self, change: RepoUpdate, at_us: int) -> Update:
         fields: dict[str, Value]
         match change:
             case NewSnapshot(branch, snapshot, amends):
                 new = snapshot.object_id
+                self.snapshots.append(snapshot)
+                if branch is None:
+                    return Update("new_detached_snapshot", at_us, None, {"new_snap_id": new})
                 before = self.branches[branch]
                 self.branches[branch] = new
-                self.snapshots.append(snapshot)
                 kind = "commit_amended" if amends else "new_commit"
                 fields = {"branch": branch, "new_snap_id": new, "previous_snap_id": before}
                 return Update(kind, at_us, None, fields)
+            case FieldUpdate(kind, replaced, recorded):
+                self.replaced |= replaced
+                return Update(kind, at_us, None, recorded)
             case RefUpdate(kind, name, snapshot_id):
                 refs = self.tags if kind.startswith("tag") else self.branches
                 fields = {"name": name, "previous_snap_id": refs.pop(name, None)}
@@ -174,6 +197,8 @@ def rewrite_repo(
         at_us = moment_after(newer[0].updated_at_us, now_us, _named(newer[0]))
         # Newest first, as the file lists them.
         newer.insert(0, draft.apply(change, at_us))
+    for slot, value in draft.replaced.items():
+        row[slot] = value
     stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
     if stop < len(newer):
         row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path

@@ -5,7 +5,7 @@ from collections.abc import Buffer as Bytes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from struct import pack
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     NODE_ID,
     POSITION,
     TEXT,
+    UINT8,
     FileDecoder,
     FileType,
     FlatBufferReader,
@@ -37,6 +38,16 @@ _VTABLE: Final = pack("<3H2x", 6, 8, 4)
 """Of tables that have the first field only."""
 
 
+class MovedNode(NamedTuple):
+    """Node that has another path after the commit, and the same id."""
+
+    source: str
+    """Path in the parent snapshot."""
+    target: str
+    node_id: bytes
+    is_array: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionLog:
     """The changes of one commit, by node id."""
@@ -49,8 +60,8 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
-    former_paths: tuple[str, ...] = ()
-    """Former paths of nodes that the library moved; commits of this service move none."""
+    moved_nodes: tuple[MovedNode, ...] = ()
+    """Also every node below a moved group."""
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +70,7 @@ class TransactionLog:
         return (
             128 * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
-            + 256 * len(self.former_paths)
+            + 768 * len(self.moved_nodes)
         )
 
 
@@ -69,7 +80,14 @@ _LOG: Final = TableType(
     FILE_ID,
     *(values_of(NODE_ID.code).required(name) for name in _NODE_FIELDS),
     POSITION._replace(write=tables_of(ARRAY_CHUNKS).write).required("updated_chunks"),
-    tables_of(TableType(TEXT.required("path before a move"))),
+    tables_of(
+        TableType(
+            TEXT.required("path before a move"),
+            TEXT.required("path after a move"),
+            NODE_ID.required("id of a moved node"),
+            UINT8,
+        )
+    ),
 )
 
 
@@ -83,7 +101,10 @@ class TransactionLogDecoder(FileDecoder):
         return TransactionLog(
             **{name: frozenset(found) for name, found in named},
             updated_chunks=_read_updated_chunks(reader, updated_chunks),
-            former_paths=tuple(path for (path,) in moves or ()),
+            moved_nodes=tuple(
+                MovedNode(source, target, node_id, bool(node_type))
+                for source, target, node_id, node_type in moves or ()
+            ),
         )
 
 
@@ -115,9 +136,14 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
         snapshot_id,
         *(sorted(getattr(log, name)) for name in _NODE_FIELDS),
         [(node_id, _chunk_vector(chunks[node_id])) for node_id in sorted(chunks)],
-        (),
+        sorted(log.moved_nodes, key=_target_segments),
     )
     return seal_envelope(FileType.TRANSACTION_LOG, FlatBufferWriter().finish(_LOG, row))
+
+
+def _target_segments(move: MovedNode) -> list[bytes]:
+    """Return the key that moves are sorted by, segment by segment ("Node path sort order")."""
+    return [segment.encode() for segment in move.target.split("/")]
 
 
 def _chunk_vector(batches: Sequence[Coords]) -> Sequence[Bytes]:
@@ -129,9 +155,9 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     gone = then.deleted_groups | then.deleted_arrays
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created
-    # The log of one commit cannot say that a node was moved and then changed.
-    if first.former_paths:
-        raise ConflictError("a commit that moved nodes cannot be amended")
+    # The merged log could not say which nodes were in the places that others moved to.
+    if first.moved_nodes or then.moved_nodes:
+        raise ConflictError("a commit that moves nodes amends no other, and is not amended")
     return TransactionLog(
         new_groups=(first.new_groups - gone) | then.new_groups,
         new_arrays=(first.new_arrays - gone) | then.new_arrays,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
@@ -50,7 +50,8 @@ class Replica(Api):
         return self.send("POST", "/commits", {"changes": changes} | options)
 
     def _change(self, edit: Edit, inline: int) -> dict[str, Any]:
-        assert not isinstance(edit, Move)
+        if isinstance(edit, Move):
+            return {"op": "move_node", "path": edit.source, "to": edit.target}
         if isinstance(edit, Put):
             return edit.change
         if edit.data is None:
@@ -180,3 +181,44 @@ def kind_of(update: icechunk.Update) -> str:
     """Return the kind of an update as the specification spells it."""
     name = type(update.kind).__name__.removeprefix("UpdateType_").removesuffix("Update")
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", name).lower()
+
+
+SETS: Final = {
+    ("created", "group"): "new_groups",
+    ("created", "array"): "new_arrays",
+    ("deleted", "group"): "deleted_groups",
+    ("deleted", "array"): "deleted_arrays",
+    ("updated", "group"): "updated_groups",
+    ("updated", "array"): "updated_arrays",
+}
+
+
+def compare_differences(
+    api: Api, repo: icechunk.Repository, from_id: str, to_id: str, limit: int
+) -> set[tuple[str, str]]:
+    """Assert that service and library list the same differences, and return the moves as former and
+    later path: those of the library are of each commit.
+    """
+    refs = {"from": f"@{from_id}", "to": f"@{to_id}"}
+    changes = api.pages("/diff", "changes", limit=limit, **refs)
+    library = repo.diff(from_snapshot_id=from_id, to_snapshot_id=to_id)
+    found: dict[str, set[str]] = {name: set() for name in SETS.values()}
+    chunks: dict[str, list[list[int]]] = {}
+    moves: set[tuple[str, str]] = set()
+    for each in changes:
+        path = each["path"]
+        assert len(each["chunks"]) <= limit
+        if each["change"] == "chunks_updated":
+            chunks.setdefault(path, []).extend(each["chunks"])
+        elif each["change"] == "moved":
+            moves.add((each["former_path"], path))
+        else:
+            names = found[SETS[each["change"], each["node_type"]]]
+            assert path not in names
+            names.add(path)
+    assert found == {name: getattr(library, name) for name in found}
+    assert chunks == {
+        path: [list(at) for at in coords] for path, coords in library.updated_chunks.items()
+    }
+    assert {target for _, target in moves} <= {target for _, target in library.moved_nodes}
+    return moves

@@ -168,6 +168,7 @@ STEP: Final = steps(
 )
 STEPS: Final = st.lists(STEP, min_size=1, max_size=6)
 FIRST: Final = st.lists(steps("group", "array", "table", "write"), min_size=4, max_size=10)
+MOVING: Final = st.one_of(STEP, STEP, steps("move"))
 MOVES: Final = st.lists(steps("move"), min_size=1, max_size=2)
 
 
@@ -279,6 +280,8 @@ def merge(parent: Tree, ours: Tree, theirs: Tree, *, yields: bool = False) -> di
     merged |= {uid: at for uid, at in new.items() if uid not in old}
     for uid in old.keys() & new.keys() & merged.keys():
         (path, node), was, mine = merged[uid], old[uid][1], new[uid][1]
+        if old[uid][0] != new[uid][0]:
+            path = new[uid][0]
         kept = changed(was, node) if yields else {}
         if mine.document != was.document:
             node = replace(node, label=mine.label, shape=mine.shape)
@@ -323,6 +326,7 @@ def difference(before: Tree, after: Tree) -> ChangeSet:
             for uid, (_, node) in new.items()
             if (chunks := changed(old[uid][1] if uid in old else None, node))
         },
+        moves={new[uid][1].node_id: new[uid][0] for uid in both if old[uid][0] != new[uid][0]},
     )
 
 

@@ -49,7 +49,6 @@ from shardgate.icechunk.sessions.document import (
     ChunkAddress,
     Committed,
     Discarded,
-    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
@@ -58,6 +57,14 @@ from shardgate.icechunk.sessions.document import (
     make_changes,
     may_have_shards,
     version_of,
+)
+from shardgate.icechunk.sessions.entries import (
+    MAX_FRAGMENTS,
+    Fragment,
+    Fragmented,
+    JournalEntry,
+    cut,
+    rearrange,
 )
 from shardgate.icechunk.sessions.journal import (
     ListedEntry,
@@ -74,13 +81,17 @@ from shardgate.model import (
     Referenced,
     Stored,
     UnmodifiedSince,
+    condition_of,
 )
 from shardgate.read.bodies import Entity
+from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
+    OBJECT,
     Conflict,
     Expected,
+    Found,
     ObjectStore,
     is_as_expected,
 )
@@ -117,17 +128,26 @@ type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitRe
 """Commit a change set, or find the commit made before with the same write id."""
 
 
+class SessionChunk(NamedTuple):
+    """Version, length and place of the bytes of a chunk, or of a document."""
+
+    etag: ETag
+    length: int
+    source: Inline | Stored | tuple[Fragment, ...]
+    """`Stored` for a virtual chunk, which is outside of the repository."""
+
+
 class ReplacedChunk(NamedTuple):
     """A chunk that a write replaces."""
 
-    entity: Entity | None = None
+    chunk: SessionChunk | None = None
     """`None` for a chunk that is absent, or may be in any version."""
     entry: Expected = None
     """The expected version of its entry in the journal."""
 
     def is_whole(self, pieces: Sequence[Piece]) -> bool:
         """Return whether *pieces* are the whole chunk."""
-        return self.entity is not None and list(pieces) == [ByteRange(0, self.entity.length)]
+        return self.chunk is not None and list(pieces) == [ByteRange(0, self.chunk.length)]
 
 
 @dataclass(eq=False)
@@ -140,6 +160,8 @@ class Session:
     fetch: Fetch
     journal: SessionJournal
     documents: SessionDocumentStore
+    rewriting: ByteBudget
+    """For shards that a commit joins."""
     clock: Callable[[], float]
     committing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by the commit in this process; those of others may run at the same time."""
@@ -218,7 +240,7 @@ class Session:
 
     async def find_chunk(
         self, view: SessionView, address: ChunkAddress
-    ) -> tuple[Entity | None, ETag | None]:
+    ) -> tuple[SessionChunk | None, ETag | None]:
         """Look up a chunk in the journal, then in the parent; return also the version of its entry
         in the journal.
         """
@@ -226,22 +248,43 @@ class Session:
         if is_journaled(view.session):
             stored = await self.journal.get(address)
             if stored is not None:
-                entity = None if stored.entry is None else self.entity_of(stored.entry)
-                return entity, stored.etag
-        if node.chunks is None:
+                chunk = None if stored.entry is None else self.chunk_of(stored.entry)
+                return chunk, stored.etag
+        reference = await self.lookup(address)
+        if isinstance(reference, Native | InlineChunk):
+            return self.chunk_of(reference), None
+        if reference is None or node.chunks is None:
             return None, None
         found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
-        entity = None if found is None else await self._entity_in_parent(found[1])
-        return entity, None
+        return (None if found is None else await self._virtual_chunk(found[1])), None
 
-    def entity_of(self, entry: Native | InlineChunk) -> Entity:
-        """Return the entity of the chunk that a journal entry refers to."""
+    def chunk_of(self, entry: Native | InlineChunk | Fragmented) -> SessionChunk:
+        """Return the chunk that a journal entry, or the parent, refers to."""
         match entry:
             case InlineChunk(data):
-                return Entity.at(Inline(data, version_of(data)))
+                return SessionChunk(etag := version_of(data), len(data), Inline(data, etag))
             case Native(chunk_id, byte_range):
-                file = self.repository.file("chunks", chunk_id)
-                return Entity.at(Stored(file, byte_range, named_by(chunk_id)))
+                fragments = (Fragment(chunk_id, byte_range, is_chunk_file=True),)
+                etag = self.place(fragments[0]).etag
+                return SessionChunk(etag, byte_range.length, fragments)
+            case Fragmented(_, fragments):
+                return self.chunk_of(entry.joined)._replace(source=fragments)
+
+    def places(self, source: Stored | tuple[Fragment, ...], wanted: ByteRange) -> list[Stored]:
+        """Return where the bytes *wanted* of a chunk are, in their order."""
+        if isinstance(source, Stored):
+            inner = source.byte_range.narrow(wanted)
+            return [source._replace(byte_range=inner)] if inner.length else []
+        (fragments,) = cut(source, wanted)
+        return list(map(self.place, fragments))
+
+    def place(self, fragment: Fragment) -> Stored:
+        """Return the file and range of *fragment*."""
+        file_id, byte_range, is_chunk_file = fragment
+        file = self.location.fragments(file_id)
+        if is_chunk_file:
+            file = self.repository.file("chunks", file_id)
+        return Stored(file, byte_range, named_by(file_id))
 
     async def write_chunk(
         self, view: SessionView, address: ChunkAddress, data: bytes, replaced: ReplacedChunk
@@ -252,11 +295,52 @@ class Session:
         entry: InlineChunk | Native = InlineChunk(data)
         if len(data) > view.session.inline_nbytes:
             entry = Native(new_object_id(), ByteRange(0, len(data)))
-        entity = self.entity_of(entry)
-        if isinstance(entity.source, Stored):
-            await put_new(self.store, entity.source.ref, data)
+            await put_new(self.store, self.repository.file("chunks", entry.chunk_id), data)
         lost = await self._put_entry(address, entry, replaced.entry)
-        return entity.etag if lost is None else lost
+        return self.chunk_of(entry).etag if lost is None else lost
+
+    async def rearrange_chunk(
+        self,
+        view: SessionView,
+        address: ChunkAddress,
+        pieces: Sequence[Piece],
+        replaced: ReplacedChunk,
+    ) -> ETag | Conflict | None:
+        """Write the new bytes of a shard, and refer to the kept ones; return as `write_chunk`, or
+        `None` for a shard that has to be written as a whole: a virtual, small or scattered one.
+        """
+        source = replaced.chunk and replaced.chunk.source
+        is_new = ByteRange not in map(type, pieces)
+        if source is None or is_new or isinstance(source, Inline | Stored):
+            return None
+        file_id = new_object_id()
+        fragments = rearrange(source, pieces, file_id)
+        entry = Fragmented(new_object_id(), tuple(fragments))
+        is_small = entry.joined.byte_range.length <= view.session.inline_nbytes
+        if is_small or len(fragments) > MAX_FRAGMENTS:
+            return None
+        if data := b"".join(piece for piece in pieces if isinstance(piece, bytes)):
+            await put_new(self.store, self.location.fragments(file_id), data)
+        lost = await self._put_entry(address, entry, replaced.entry)
+        return self.chunk_of(entry).etag if lost is None else lost
+
+    async def join(self, entry: Fragmented) -> Native:
+        """Write the chunk file of a shard, unless another request has. Raises: `DamagedError`."""
+        file = self.repository.file("chunks", entry.chunk_id)
+        if await self.store.stat(file) is None:
+            places = list(map(self.place, entry.fragments))
+            async with self.rewriting.room(entry.joined.byte_range.length):
+                read = await bounded_gather(self.read_place, places, limit=4)
+                await self.store.put(file, read, expected=ABSENT)
+        return entry.joined
+
+    async def read_place(self, place: Stored, kind: str = OBJECT) -> bytes:
+        """Read a part of a file that the session refers to. Raises: `DamagedError`."""
+        ref, byte_range, version = place
+        found = await self.store.get(ref, byte_range, if_match=condition_of(version), kind=kind)
+        if not isinstance(found, Found) or found.byte_range != byte_range:
+            raise DamagedError(ref, "is missing or too short, and a chunk refers to it")
+        return found.data
 
     async def keep_chunk(
         self, address: ChunkAddress, replaced: ReplacedChunk
@@ -264,12 +348,12 @@ class Session:
         """Enter a chunk of the parent into the journal, without a copy of its bytes; return its
         version, `None` for a virtual chunk, which has to be written.
         """
-        if replaced.entity is None or isinstance(replaced.entry, str):  # it is entered already
-            return replaced.entity and replaced.entity.etag
+        if replaced.chunk is None or isinstance(replaced.entry, str):  # it is entered already
+            return replaced.chunk and replaced.chunk.etag
         entry = await self.lookup(address)
         if not isinstance(entry, Native | InlineChunk):
             return None
-        return await self._put_entry(address, entry, ABSENT) or self.entity_of(entry).etag
+        return await self._put_entry(address, entry, ABSENT) or replaced.chunk.etag
 
     async def delete_chunk(
         self, view: SessionView, address: ChunkAddress, expected: Expected
@@ -281,7 +365,7 @@ class Session:
         if isinstance(replaced, Conflict):
             return replaced
         has_entry = isinstance(replaced.entry, str)
-        if replaced.entity is None and has_entry:  # the entry says that it is deleted
+        if replaced.chunk is None and has_entry:  # the entry says that it is deleted
             return None
         # A chunk of a new array needs no entry: absence is its state without one.
         if expected is not None or view.is_in_parent(address.node):
@@ -296,10 +380,10 @@ class Session:
         """Find the chunk in the version *expected*, which a write replaces."""
         if expected is None:
             return ReplacedChunk()
-        entity, entry_etag = await self.find_chunk(view, address)
-        if not is_as_expected(None if entity is None else entity.etag, expected):
+        chunk, entry_etag = await self.find_chunk(view, address)
+        if not is_as_expected(None if chunk is None else chunk.etag, expected):
             return CONFLICT
-        return ReplacedChunk(entity, entry_etag or ABSENT)
+        return ReplacedChunk(chunk, entry_etag or ABSENT)
 
     async def lookup(self, address: ChunkAddress) -> Reference | None:
         """Look up a chunk of the parent."""
@@ -342,10 +426,12 @@ class Session:
         self, view: SessionView, address: ChunkAddress, entry: JournalEntry
     ) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
-        return node is not None and entry == await self.lookup(ChunkAddress(node, address.coords))
+        committed = entry.joined if isinstance(entry, Fragmented) else entry
+        found = node and await self.lookup(ChunkAddress(node, address.coords))
+        return node is not None and found == committed
 
-    async def _entity_in_parent(self, referenced: Referenced) -> Entity:
-        """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
+    async def _virtual_chunk(self, referenced: Referenced) -> SessionChunk:
+        """Return the chunk of a virtual reference, whose ETag may take a request."""
         place = referenced.place
         if isinstance(place, Part):
             ref, byte_range, version = place
@@ -353,9 +439,8 @@ class Session:
             if stat is None or stat.size < byte_range.stop or _is_newer(stat.modified_s, version):
                 raise DamagedError(ref, "is missing or has changed since it was referenced")
             place = Stored(ref, byte_range, stat.etag)
-        elif isinstance(place, Inline):
-            place = Inline(place.data, version_of(place.data))
-        return Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
+        entity = Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
+        return SessionChunk(entity.etag, entity.length, entity.source)
 
 
 def require_open(document: SessionDocument) -> None:
@@ -472,17 +557,25 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
 async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
     journal = session.journal
     payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
+    fragmented: dict[tuple[int, ...], Fragmented] = {}
 
     async def read(coords: tuple[int, ...]) -> None:
         address = ChunkAddress(node, coords)
         if (stored := await journal.get(address, listed[coords].etag)) is None:
             raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
-        payloads[coords] = stored.entry
+        if isinstance(stored.entry, Fragmented):
+            fragmented[coords] = stored.entry
+        else:
+            payloads[coords] = stored.entry
+
+    async def join(coords: tuple[int, ...]) -> None:
+        payloads[coords] = await session.join(fragmented[coords])
 
     listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=32)
     await _check_files(session, node, payloads, listed)
+    await bounded_gather(join, list(fragmented))
     return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
 
 

@@ -160,7 +160,8 @@ class Replica:
         fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
         committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
-        sessions = Sessions(store, fetch, WeakValueDictionary(), [], clock=clock)
+        budget = ByteBudget(_LIMIT, wait_s=1)
+        sessions = Sessions(store, fetch, WeakValueDictionary(), [], budget, clock=clock)
         return cls(await open_repository(root, ""), sessions, committer)
 
     async def begin(self) -> str:

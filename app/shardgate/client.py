@@ -31,9 +31,8 @@ _PASSING: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-# A service that restarts is back after less; at the begin the URL may as well be wrong.
-_COMMIT_S: Final = 60.0
-_BEGIN_S: Final = 5.0
+# A service that restarts is back after less.
+_PATIENCE_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 5.0
 # A commit of many shards writes each of them.
 _TIMEOUT: Final = httpx.Timeout(30, read=600)
@@ -68,7 +67,7 @@ def open_session(
     query = {"path": path} if path else {}
     try:
         body = {"branch": branch}
-        begun = _request(client, _BEGIN_S, "POST", api, params=query, json=body)
+        begun = _request(client, "POST", api, is_idempotent=False, params=query, json=body)
         session_id = str(begun["session_id"])
         prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}"])
         store = _open_store(service, dataset, prefix, headers)
@@ -131,7 +130,7 @@ class Session:
         if self._client.is_closed:
             raise SessionError(f"the session {self.session_id} ended with its block")
         path = f"{self._api}/commit"
-        committed = _request(self._client, _COMMIT_S, "POST", path, params=self._query, json=body)
+        committed = _request(self._client, "POST", path, params=self._query, json=body)
         self.snapshot_id = str(committed["snapshot_id"])
         return self.snapshot_id
 
@@ -176,19 +175,21 @@ def _open_store(
 
 
 def _request(
-    client: httpx.Client, patience_s: float, method: str, path: str, **options: Any
+    client: httpx.Client, method: str, path: str, *, is_idempotent: bool = True, **options: Any
 ) -> Mapping[str, Any]:
     """Send a request, again while that may help, and return the document of the answer.
 
+    Only what is idempotent is sent again if there was no answer.
+
     Raises: `CommitConflictError`, `SessionError`.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + _PATIENCE_S
     pause_s = 0.1
     while True:
         try:
             response = _send(client, method, path, **options)
         except SessionError:
-            if time.monotonic() + pause_s > until_s:
+            if not is_idempotent or time.monotonic() + pause_s > until_s:
                 raise
         else:
             if response.is_success:

@@ -20,6 +20,7 @@ from . import (
     manifest,
     nginx_cache,
     sizes,
+    streaming,
     throughput,
     tls,
     trains,
@@ -31,7 +32,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqrst"
+_PARTS: Final = "abcdefghijklmnopqrstu"
 
 
 def main() -> int:
@@ -76,6 +77,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "r": lambda here: nginx_cache.measure(here, root, store, **load),
             "s": trains.measure,
             "t": lambda here: archives.measure(here, root, store, **load),
+            "u": streaming.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -94,7 +96,7 @@ def _parse() -> argparse.Namespace:
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
         "q: store over TLS, r: cache of nginx, s: commits of several clients, "
-        "t: archives",
+        "t: archives, u: a camera",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -108,7 +110,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to t")
+        raise argparse.ArgumentTypeError("the parts are a to u")
     return parts
 
 

@@ -65,7 +65,7 @@ def test_acknowledged_commits_of_many_processes_are_kept(
         for each in writers[: crowd.killed]:
             each.kill()
         if crowd.is_service_killed:
-            service.kill()
+            service.close()
             service = start_gateway(configuration)
         stack.callback(service.close)
         for each in writers:

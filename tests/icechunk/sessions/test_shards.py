@@ -40,7 +40,7 @@ CHANGED: Final = LAST + (FIRST[100:] + NEW)[250:800] + FIRST[100:120]
 async def put(store: SessionStore, pieces: list[Piece]) -> ETag | Conflict:
     """Replace the shard by *pieces*, whose ranges are of its current version."""
     current = await store.stat(SHARD)
-    return await store.put(SHARD, pieces, expected=current and current.etag)
+    return await store.put(SHARD, pieces, expected=None if current is None else current.etag)
 
 
 async def begin(replica: Replica) -> str:

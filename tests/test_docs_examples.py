@@ -1,4 +1,4 @@
-"""The programs in `README.md` and in `docs/` about formats, HTTP, Icechunk and clients run."""
+"""The programs in `README.md` and `docs/` run: formats, HTTP, Icechunk, clients, streaming."""
 
 import re
 import shlex
@@ -23,6 +23,7 @@ from shardgate.settings import CacheSettings, DatasetSettings, Settings
 from tests.support import commands
 from tests.support.documents import ROOT, blocks, program
 from tests.support.examples import datasets_of
+from tests.support.gateways import gateway_process
 from tests.support.processes import environ
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of, serving
@@ -35,7 +36,10 @@ _ELSEWHERE: Final = (
     *("CloudVolume(", "skip_signature", "SingleHdf5ToZarr(", "open_zarr("),
 )
 """Texts in the programs that `test_docs.py` and the other `test_docs_*.py` run."""
-_HERE: Final = ("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect")
+_HERE: Final = (
+    *("open_array(", "S3Store(", "httpx.Client(", "repository/@tag.v1", "garbage_collect"),
+    *("# camera.py", "shardgate.open_session(", "icechunk.s3_storage("),
+)
 _FROM_NPM: Final = {"zarrita": "zarrita", "OpenLayers": "ol"}
 """Clients in the table of clients, and their packages."""
 
@@ -64,6 +68,7 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     repository.create_tag("v1", session.commit("two days"))
     roots["repository"] = DatasetSettings(url=str(folder / "v1"))
     roots["lab"] = DatasetSettings(url=str(folder / "lab"), writable=True)
+    roots["repositories"] = DatasetSettings(url=str(folder), writable=True, view="raw")
     with serving(Settings(datasets=roots)) as running:
         yield running
 
@@ -195,6 +200,56 @@ def test_session_by_httpx_is_committed(url: str, capsys: pytest.CaptureFixture[s
     assert newest["message"] == "ten hours"
     assert capsys.readouterr().out.strip() == newest["snapshot_id"]
     assert httpx.get(f"{url}/lab/hours/c/0").content == bytes(range(10))
+
+
+def test_camera_writes_sessions_of_slices(tmp_path: Path) -> None:
+    """The commands and the program of the page on streaming commit shards of all slices."""
+    page = (ROOT / "docs/streaming.md").read_text("utf-8")
+    (script,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    folder, serve, create, camera = script.splitlines()
+    assert (folder, camera) == ("mkdir lab", "python camera.py 10 60")
+    (tmp_path / "lab").mkdir()
+    arguments = shlex.split(serve.removeprefix("shardgate serve ").removesuffix(" &"))
+    with gateway_process({}, *arguments, "--port", "0", cwd=tmp_path) as (_, service):
+        subprocess.run(shlex.split(create.replace(_URL, service)), check=True)
+        text = program("docs/streaming.md", "# camera.py").replace(_URL, service)
+        (tmp_path / "camera.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "camera.py", "2", "0.2"],
+            env=environ(PYTHONWARNINGS="ignore"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST_S,
+        )
+    assert done.returncode == 0, done.stderr
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "lab")))
+    made = [each.id for each in repository.ancestry(branch="main")]
+    told = done.stdout.splitlines()
+    assert [told[3], told[1]] == made[:2]
+    assert all(line.startswith(f"live: {service}/lab/@session.") for line in told[::2])
+    film: Any = zarr.open_array(repository.readonly_session("main").store, path="film", mode="r")
+    assert film.shards == (64, 512, 1024)
+    assert film[:3, 0, 0].tolist()[0] == 1
+
+
+def test_program_with_a_session_commits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program with `open_session` commits an array, and prints the snapshot."""
+    httpx.post(f"{url}/api/datasets", json={"name": "lab"})  # unless another test has made it
+    run(program("docs/icechunk.md", "shardgate.open_session("), url)
+
+    newest = httpx.get(f"{url}/api/datasets/lab/history").json()["history"][0]
+    assert newest["message"] == "the fourth night"
+    assert capsys.readouterr().out.strip() == newest["snapshot_id"]
+
+
+def test_library_commits_through_the_service(url: str) -> None:
+    """The program of the library commits through a raw dataset in a local folder."""
+    names = run(program("docs/icechunk.md", "icechunk.s3_storage(\n"), url)
+
+    newest = next(iter(names["repository"].ancestry(branch="main")))
+    assert newest.message == "a group"
 
 
 def test_troubleshooting_inspects_a_key(demo_paths: dict[str, Path]) -> None:

@@ -81,7 +81,7 @@ class Shared(NamedTuple):
     decoding: ByteBudget
     """For work in progress: decoding has up to three quarters, each other kind a quarter."""
     rewriting: ByteBudget
-    """For shards that are rewritten."""
+    """For shards that are rewritten, or joined by the commit of a session."""
     sessions: Sessions
 
 
@@ -241,8 +241,14 @@ def _build_shared(
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
+    rewriting = decoding.share(decoding.max_bytes // 4)
     sessions = Sessions(
-        stores, reads, stores.volatile, session_formats(limits), on_event=metrics.on_session
+        stores,
+        reads,
+        stores.volatile,
+        session_formats(limits),
+        rewriting,
+        on_event=metrics.on_session,
     )
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("decoding", decoding)
@@ -255,7 +261,7 @@ def _build_shared(
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
-        rewriting=decoding.share(decoding.max_bytes // 4),
+        rewriting=rewriting,
         sessions=sessions,
     )
 

@@ -52,12 +52,11 @@ from shardgate.gateway.s3_multipart import parse_parts
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
     SessionDocument,
-    decode_entry,
     decode_session,
-    encode_entry,
     encode_session,
     read_chunks,
 )
+from shardgate.icechunk.sessions.entries import Fragment, Fragmented, decode_entry, encode_entry
 from shardgate.model import ByteRange
 from shardgate.server.body import decode_aws_chunked
 from shardgate.storage.http_headers import parse_content_range, parse_unsatisfied
@@ -123,7 +122,12 @@ GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
 CONFIG: Final = flexbuffers.Dumps(
     {"inline_chunk_threshold_bytes": 5, "compression": {"level": 3}, "manifest": None}
 )
-ENTRIES: Final = (None, InlineChunk(b"abc"), Native(bytes(12), ByteRange(0, 4)))
+ENTRIES: Final = (
+    None,
+    InlineChunk(b"abc"),
+    Native(bytes(12), ByteRange(0, 4)),
+    Fragmented(bytes(12), (Fragment(bytes(12), ByteRange(0, 4), is_chunk_file=False),) * 2),
+)
 DELETE: Final = b"<Delete><Object><Key>a</Key></Object></Delete>"
 
 

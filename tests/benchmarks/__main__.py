@@ -20,6 +20,7 @@ from . import (
     manifest,
     nginx_cache,
     sizes,
+    streaming,
     throughput,
     tls,
     trains,
@@ -78,6 +79,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "s": trains.measure,
             "t": lambda here: archives.measure(here, root, store, **load),
             "u": whole.measure,
+            "v": streaming.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -96,7 +98,7 @@ def _parse() -> argparse.Namespace:
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
         "q: store over TLS, r: cache of nginx, s: commits of several clients, "
-        "t: archives, u: whole arrays",
+        "t: archives, u: whole arrays, v: a camera",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Part r: commits of several clients to one branch, and those of the icechunk library."""
+"""Part s: commits of several clients to one branch, and those of the icechunk library."""
 
 import asyncio
 import base64
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +18,7 @@ import icechunk
 import numpy as np
 import zarr
 
+from shardgate import open_session
 from tests.support.gateways import gateway, of_dataset
 from tests.support.seaweedfs import SeaweedFS, running
 
@@ -54,21 +57,28 @@ def measure(home: Path) -> Iterator[Figure]:
             with proxying(int(seaweedfs.endpoint_url.rpartition(":")[2]), delay_s) as proxy:
                 endpoint = f"http://127.0.0.1:{proxy.port}"
                 alone = 1.0
+                rates: dict[str, float] = {}
                 for clients in _CLIENTS:
                     where = f"store {1000 * delay_s:.0f} ms away, {clients} clients"
                     for who, commits in (
                         ("", _ours(seaweedfs)),
                         ("  the library, ", _by_library(seaweedfs)),
+                        ("  open_session, ", _by_sessions(seaweedfs)),
                     ):
                         name = f"repository{next(names)}"
                         cost = _measure_one(seaweedfs, name, endpoint, clients, commits)
                         yield from _figures(f"{who}{where}", cost)
+                        rates[who] = cost.rate
                         if not who and clients == 1:
                             alone = cost.rate
                         elif not who and delay_s:
                             goal = _GAIN if clients == max(_CLIENTS) else None
                             gain = [cost.rate / alone]
                             yield Figure.over("s", "  ours to one client", "x", gain, goal)
+                    if delay_s:
+                        ratio = [rates["  open_session, "] / rates["  the library, "]]
+                        goal = _GAIN if clients == max(_CLIENTS) else None
+                        yield Figure.over("s", "  open_session to the library", "x", ratio, goal)
 
 
 def _figures(who: str, cost: _Cost) -> Iterator[Figure]:
@@ -125,6 +135,38 @@ async def _send(client: aiohttp.ClientSession, first: int, each: int) -> None:
         body = {"message": f"Put {chunk}", "changes": [change]}
         async with client.post(_COMMITS, json=body) as answer:
             await answer.read()
+
+
+def _by_sessions(seaweedfs: SeaweedFS) -> Commits:
+    """Commit by processes, each of which begins a session for each commit."""
+
+    def commits(name: str, endpoint: str, clients: int) -> float:
+        environ = of_dataset(f"s3://{seaweedfs.bucket}/{name}", seaweedfs, endpoint_url=endpoint)
+        context = get_context("spawn")
+        with gateway(environ) as service:
+            _commit_by_sessions(service.url, _CHUNKS - 1, 1, context.Barrier(1))
+            start = context.Barrier(clients + 1)
+            processes = [
+                context.Process(target=_commit_by_sessions, args=(service.url, first, _EACH, start))
+                for first in range(0, clients * _EACH, _EACH)
+            ]
+            for each in processes:
+                each.start()
+            start.wait()
+            began = time.perf_counter()
+            for each in processes:
+                each.join()
+            return time.perf_counter() - began
+
+    return commits
+
+
+def _commit_by_sessions(url: str, first: int, each: int, start: Barrier) -> None:
+    start.wait()
+    for chunk in range(first, first + each):
+        with open_session(f"{url}/data") as session:
+            zarr.open_array(session.store, path=ARRAY)[chunk] = np.uint8(1)
+            session.commit(f"Put {chunk}")
 
 
 def _by_library(seaweedfs: SeaweedFS) -> Commits:

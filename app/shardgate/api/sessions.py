@@ -31,9 +31,10 @@ from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.icechunk.chunk_files import put_chunk
 from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repository import OpenedRepository
+from shardgate.icechunk.sessions.commit import SessionCommit
 from shardgate.icechunk.sessions.document import Committed, SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
-from shardgate.icechunk.sessions.session import Session, SessionCommit
+from shardgate.icechunk.sessions.session import Session
 from shardgate.icechunk.trains import Committer
 from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver

@@ -1,29 +1,21 @@
-"""Sessions: their stored document and the entries of their journal."""
+"""Sessions: their stored document."""
 
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardgate.formats.icechunk.manifest import InlineChunk, Native
 from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import (
-    GONE_NBYTES,
     ChangedNode,
     Committed,
     Discarded,
-    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
-    decode_entry,
     decode_session,
-    encode_entry,
     encode_session,
-    parse_coords,
-    spell_coords,
 )
-from shardgate.model import ByteRange
 
 _LIMIT = 2**20
 states = st.one_of(
@@ -70,47 +62,3 @@ def test_invalid_session_is_refused(data: bytes) -> None:
     """Data that are no session, compressed or not, raise DecodeError."""
     with pytest.raises(DecodeError):
         decode_session(data, _LIMIT)
-
-
-entries = st.one_of(
-    st.none(),
-    st.builds(InlineChunk, st.binary(min_size=1)),
-    st.builds(
-        lambda chunk_id, start, nbytes: Native(chunk_id, ByteRange(start, start + nbytes)),
-        st.binary(min_size=12, max_size=12),
-        st.integers(0, 2**62),
-        st.integers(0, 2**62),
-    ),
-)
-
-
-@given(entry=entries)
-def test_encoded_entry_is_decoded(entry: JournalEntry) -> None:
-    """An entry is decoded from its encoding; the one of a deleted chunk has `GONE_NBYTES`."""
-    data = encode_entry(entry)
-
-    assert decode_entry(data) == entry
-    assert (len(data) == GONE_NBYTES) == (entry is None)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"x", b"n", b"n" + bytes(27), b"n" + b"\xff" * 20 + bytes(8)]
-)
-def test_invalid_entry_is_refused(data: bytes) -> None:
-    """Data that are no entry raise DecodeError."""
-    with pytest.raises(DecodeError):
-        decode_entry(data)
-
-
-@given(coords=st.lists(st.integers(0, 2**32 - 1), max_size=5))
-def test_spelled_coords_are_parsed(coords: list[int]) -> None:
-    """Coordinates are parsed from their spelling, for arrays without dimensions too."""
-    assert parse_coords(spell_coords(tuple(coords))) == tuple(coords)
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "01", "1.", "-1", "1/2", "٣", "Scalar", "4294967296", "9" * 20]
-)
-def test_other_spelling_of_coords_is_no_chunk(name: str) -> None:
-    """A name that is not the one spelling of coordinates is no chunk."""
-    assert parse_coords(name) is None

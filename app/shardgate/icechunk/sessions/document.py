@@ -1,11 +1,9 @@
-"""Sessions: their stored document, the nodes that a client sees, edits of nodes, chunk entries.
+"""Sessions: their stored document, the nodes that a client sees, edits of nodes.
 
 A session is a document of changed nodes over a parent snapshot, and an entry for each changed
 chunk. All of it is stored by this service only; Icechunk has no such files.
 """
 
-import re
-import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,15 +18,14 @@ from shardgate.formats.compression import decompress_zstd
 from shardgate.formats.documents import json_memory_nbytes, parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
 from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocument
-from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, OBJECT_ID_NBYTES
+from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
-from shardgate.formats.icechunk.manifest import InlineChunk, Native
 from shardgate.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import has_sharding
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.metadata import chunk_keys
-from shardgate.model import ByteRange, ETag, ObjectRef
+from shardgate.model import ETag, ObjectRef
 
 type _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Up to the year 9999."""
@@ -363,58 +360,3 @@ def _with_nodes(view: SessionView, changed: Mapping[str, ChangedNode | None]) ->
         if node is None and f"/{path}" not in view.parent.nodes:
             nodes.pop(path)
     return replace(view.session, nodes=nodes)
-
-
-type JournalEntry = Native | InlineChunk | None
-"""Payload of a changed chunk; `None` for a deleted one."""
-
-_GONE: Final = b"-"
-_INLINE: Final = b"i"
-_NATIVE: Final = b"n"
-_REFERENCE: Final = struct.Struct(f"<{OBJECT_ID_NBYTES}sQQ")
-_SCALAR: Final = "scalar"
-_COORDS: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})(?:\.(?:0|[1-9][0-9]{0,9}))*", re.ASCII)
-
-GONE_NBYTES: Final = len(_GONE)
-"""Size of an entry of a deleted chunk; all others are longer, since no chunk is empty."""
-
-
-def encode_entry(entry: JournalEntry) -> bytes:
-    """Encode the journal entry of a chunk."""
-    match entry:
-        case None:
-            return _GONE
-        case InlineChunk(data):
-            return _INLINE + data
-        case Native(chunk_id, (start, stop)):
-            return _NATIVE + _REFERENCE.pack(chunk_id, start, stop)
-
-
-def decode_entry(data: bytes) -> JournalEntry:
-    """Decode the journal entry of a chunk. Raises: `DecodeError`."""
-    kind, rest = data[:1], data[1:]
-    if data == _GONE:
-        return None
-    if kind == _INLINE:
-        return InlineChunk(rest)
-    if kind == _NATIVE and len(rest) == _REFERENCE.size:
-        chunk_id, start, stop = _REFERENCE.unpack(rest)
-        if start <= stop:
-            return Native(chunk_id, ByteRange(start, stop))
-    raise DecodeError("not an entry of a session's journal")
-
-
-def spell_coords(coords: tuple[int, ...]) -> str:
-    """Return the name of the journal entry of the chunk at *coords*."""
-    return ".".join(map(str, coords)) or _SCALAR
-
-
-def parse_coords(name: str) -> tuple[int, ...] | None:
-    """Parse the name of a journal entry; `None` for any other name."""
-    if name == _SCALAR:
-        return ()
-    if not _COORDS.fullmatch(name):
-        return None
-    coords = tuple(map(int, name.split(".")))
-    # Coordinates are stored in 4 bytes.
-    return coords if max(coords) < 2**32 else None

@@ -3,7 +3,7 @@
 They lie in the folder ``sessions/`` of the repository, which Icechunk's own library
 ignores: the document is ``{session id}.session``, an entry is
 ``{session id}/{node id}/{folder}/{coords}``. Both are replaced in place, so the store orders
-concurrent writes of one chunk.
+concurrent writes of one chunk. New inner chunks are in ``{session id}/fragments/{file id}``.
 """
 
 import asyncio
@@ -27,14 +27,17 @@ from shardgate.formats.icechunk.ids import NODE_ID_NBYTES, decode_id, encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.reading import DecodeError
 from shardgate.icechunk.sessions.document import (
-    GONE_NBYTES,
     ChunkAddress,
-    JournalEntry,
     SessionDocument,
-    decode_entry,
     decode_session,
-    encode_entry,
     encode_session,
+)
+from shardgate.icechunk.sessions.entries import (
+    GONE_NBYTES,
+    Fragmented,
+    JournalEntry,
+    decode_entry,
+    encode_entry,
     parse_coords,
     spell_coords,
 )
@@ -62,6 +65,10 @@ class SessionLocation(NamedTuple):
     def entries(self, node_id: bytes | None = None, name: str = "") -> ObjectRef:
         below = "" if node_id is None else f"{encode_id(node_id)}/{name}"
         return self.directory.join(f"{_SESSIONS}{self.session_id}/{below}")
+
+    def fragments(self, file_id: bytes) -> ObjectRef:
+        """Return the name of a file of new inner chunks."""
+        return self.directory.join(f"{_SESSIONS}{self.session_id}/fragments/{encode_id(file_id)}")
 
 
 async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterator[str]:
@@ -241,5 +248,11 @@ class SessionJournal:
 
 def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:
     """Estimate the bytes of memory of a cached entry."""
-    inline = len(stored.entry.data) if isinstance(stored.entry, InlineChunk) else 0
-    return 512 + len(ref.key) + inline  # 512 for the Python objects
+    match stored.entry:
+        case InlineChunk(data):
+            more = len(data)
+        case Fragmented(_, fragments):
+            more = 256 * len(fragments)
+        case _:
+            more = 0
+    return 512 + len(ref.key) + more  # 512 and 256 for the Python objects

@@ -48,11 +48,14 @@ from shardgate.icechunk.sessions.journal import (
 from shardgate.icechunk.sessions.session import LIFETIME_S, Session
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef, VirtualKey, VolatileBucket
+from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers, Dataset, Prefetch
 from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
 from shardgate.storage.contract import ObjectStore
 
 _MAX_SWEPT: Final = 100
+_SWEEP_S: Final = 600.0
+"""Time after which a session is checked again."""
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -89,6 +92,7 @@ class Sessions:
         reads: ReadCache,
         stores: WeakValueDictionary[str, ObjectStore],
         formats: Sequence[Format],
+        rewriting: ByteBudget,
         *,
         clock: Callable[[], float] = time.time,
         on_event: Callable[[str], object] = lambda _: None,
@@ -101,6 +105,7 @@ class Sessions:
         """The same stores, by the names of their datasets: ``em/@session.ID``."""
         self._recent = SizedLRUCache[str, SessionStore](_MAX_STORES_NBYTES, _store_nbytes)
         self._formats = formats
+        self._rewriting = rewriting
         self._on_event = on_event
         self._clock = clock
         self._entries: EntryCache = SizedLRUCache(32 * 1024**2, entry_nbytes)
@@ -124,6 +129,7 @@ class Sessions:
         session_id = encode_id(new_object_id())
         name = SessionLocation(opened.directory, session_id).document
         await put_new(self._store, name, encode_session(document))
+        self._sweep_at[SessionLocation(opened.directory, session_id)] = now_s + _SWEEP_S
         try:
             await demand_clock(self._store, name, now_s)
         except ClockSkewError:
@@ -149,6 +155,7 @@ class Sessions:
                 fetch,
                 SessionJournal(self._store, location, self._entries),
                 self._documents(repository, session_id),
+                self._rewriting,
                 self._clock,
             )
             store = SessionStore(session, root)
@@ -212,7 +219,7 @@ class Sessions:
             location = SessionLocation(opened.directory, session_id)
             if self._sweep_at.get(location, 0.0) > self._clock():
                 continue
-            again_s = self._clock() + 600.0
+            again_s = self._clock() + _SWEEP_S
             with suppress(ShardgateError):
                 documents = self._documents(opened.repository, session_id)
                 again_s = max(again_s, await self._tidy(location, documents))

@@ -1,66 +1,44 @@
-"""Session of a repository: its current state, its chunks in the journal or the parent, its commit.
-
-A commit seals the document, gathers the changes, commits them, and marks the document. Any request
-may go on with a commit that another one has begun: both put the same write id into the snapshot, by
-which the second finds the commit of the first. An attempt that certainly failed opens the session
-again, and the next attempt has another write id.
-"""
+"""Session of a repository: its current state, and its chunks in the journal or the parent."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from shardgate.concurrency import Backoff, bounded_gather
 from shardgate.errors import (
     BadBodyError,
     BusyError,
-    ClockSkewError,
-    CommitConflictError,
     ConflictError,
     DamagedError,
-    LockedError,
-    NotAllowedError,
-    ReadOnlyError,
-    RequestError,
-    ShardgateError,
-    StorageUnavailableError,
     UnknownSessionError,
-    UnwritableError,
 )
-from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges
-from shardgate.formats.icechunk.ids import encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Reference
-from shardgate.formats.icechunk.payloads import Payloads
-from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.formats.icechunk.repository_files import Repository, named_by
-from shardgate.formats.icechunk.snapshot import Chunks, StoredSnapshot
+from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.reading import Fetch
-from shardgate.icechunk.chunk_files import chunk_lengths, new_object_id, put_new
-from shardgate.icechunk.commit import CommitResult
+from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.repository import read_snapshot
 from shardgate.icechunk.sessions.document import (
-    OPEN,
     ChunkAddress,
     Committed,
     Discarded,
-    JournalEntry,
     Open,
     Sealed,
     SessionDocument,
     SessionView,
-    ViewedNode,
-    make_changes,
-    may_have_shards,
     version_of,
 )
+from shardgate.icechunk.sessions.entries import (
+    MAX_FRAGMENTS,
+    Fragment,
+    Fragmented,
+    JournalEntry,
+    cut,
+    rearrange,
+)
 from shardgate.icechunk.sessions.journal import (
-    ListedEntry,
     SessionDocumentStore,
     SessionJournal,
     SessionLocation,
@@ -74,13 +52,17 @@ from shardgate.model import (
     Referenced,
     Stored,
     UnmodifiedSince,
+    condition_of,
 )
 from shardgate.read.bodies import Entity
+from shardgate.read.budget import ByteBudget
 from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
+    OBJECT,
     Conflict,
     Expected,
+    Found,
     ObjectStore,
     is_as_expected,
 )
@@ -92,42 +74,32 @@ MAX_AGE_S: Final = 7 * 24 * 3600.0
 
 Garbage collection must leave younger chunk files alone: no commit refers to them yet.
 """
-_YOUNG_S: Final = 3600.0
-"""Age up to which chunk files are not looked up: garbage collection that is set up right spares
-them."""
-_MAX_NAMED: Final = 10
 _COMMIT_S: Final = 30.0
 _POLL: Final = Backoff(first_s=0.1, longest_s=1.0, at_once=0)
-_CERTAIN_FAILURES: Final = (
-    ClockSkewError,
-    CommitConflictError,
-    ConflictError,
-    DamagedError,
-    LockedError,
-    NotAllowedError,
-    ReadOnlyError,
-    RequestError,
-    UnwritableError,
-)
-"""Errors after which nothing was committed; after others the outcome is unknown."""
 
 type ViewEdit = Callable[[SessionView], SessionDocument]
 
-type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitResult]]
-"""Commit a change set, or find the commit made before with the same write id."""
+
+class SessionChunk(NamedTuple):
+    """Version, length and place of the bytes of a chunk, or of a document."""
+
+    etag: ETag
+    length: int
+    source: Inline | Stored | tuple[Fragment, ...]
+    """`Stored` for a virtual chunk, which is outside of the repository."""
 
 
 class ReplacedChunk(NamedTuple):
     """A chunk that a write replaces."""
 
-    entity: Entity | None = None
+    chunk: SessionChunk | None = None
     """`None` for a chunk that is absent, or may be in any version."""
     entry: Expected = None
     """The expected version of its entry in the journal."""
 
     def is_whole(self, pieces: Sequence[Piece]) -> bool:
         """Return whether *pieces* are the whole chunk."""
-        return self.entity is not None and list(pieces) == [ByteRange(0, self.entity.length)]
+        return self.chunk is not None and list(pieces) == [ByteRange(0, self.chunk.length)]
 
 
 @dataclass(eq=False)
@@ -140,6 +112,8 @@ class Session:
     fetch: Fetch
     journal: SessionJournal
     documents: SessionDocumentStore
+    rewriting: ByteBudget
+    """For shards that a commit joins."""
     clock: Callable[[], float]
     committing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by the commit in this process; those of others may run at the same time."""
@@ -218,7 +192,7 @@ class Session:
 
     async def find_chunk(
         self, view: SessionView, address: ChunkAddress
-    ) -> tuple[Entity | None, ETag | None]:
+    ) -> tuple[SessionChunk | None, ETag | None]:
         """Look up a chunk in the journal, then in the parent; return also the version of its entry
         in the journal.
         """
@@ -226,22 +200,44 @@ class Session:
         if is_journaled(view.session):
             stored = await self.journal.get(address)
             if stored is not None:
-                entity = None if stored.entry is None else self.entity_of(stored.entry)
-                return entity, stored.etag
-        if node.chunks is None:
+                chunk = None if stored.entry is None else self.chunk_of(stored.entry)
+                return chunk, stored.etag
+        reference = await self.lookup(address)
+        if isinstance(reference, Native | InlineChunk):
+            return self.chunk_of(reference), None
+        if reference is None or node.chunks is None:
             return None, None
         found = await self.repository.find(node.node_id, node.chunks, coords, self.fetch)
-        entity = None if found is None else await self._entity_in_parent(found[1])
-        return entity, None
+        return (None if found is None else await self._virtual_chunk(found[1])), None
 
-    def entity_of(self, entry: Native | InlineChunk) -> Entity:
-        """Return the entity of the chunk that a journal entry refers to."""
+    def chunk_of(self, entry: Native | InlineChunk | Fragmented) -> SessionChunk:
+        """Return the chunk that a journal entry, or the parent, refers to."""
         match entry:
             case InlineChunk(data):
-                return Entity.at(Inline(data, version_of(data)))
+                etag = version_of(data)
+                return SessionChunk(etag, len(data), Inline(data, etag))
             case Native(chunk_id, byte_range):
-                file = self.repository.file("chunks", chunk_id)
-                return Entity.at(Stored(file, byte_range, named_by(chunk_id)))
+                fragments = (Fragment(chunk_id, byte_range, is_chunk_file=True),)
+                etag = self.place(fragments[0]).etag
+                return SessionChunk(etag, byte_range.length, fragments)
+            case Fragmented(_, fragments):
+                return self.chunk_of(entry.joined)._replace(source=fragments)
+
+    def places(self, source: Stored | tuple[Fragment, ...], wanted: ByteRange) -> list[Stored]:
+        """Return where the bytes *wanted* of a chunk are, in their order."""
+        if isinstance(source, Stored):
+            inner = source.byte_range.narrow(wanted)
+            return [source._replace(byte_range=inner)] if inner.length else []
+        (fragments,) = cut(source, wanted)
+        return list(map(self.place, fragments))
+
+    def place(self, fragment: Fragment) -> Stored:
+        """Return the file and range of *fragment*."""
+        file_id, byte_range, is_chunk_file = fragment
+        file = self.location.fragments(file_id)
+        if is_chunk_file:
+            file = self.repository.file("chunks", file_id)
+        return Stored(file, byte_range, named_by(file_id))
 
     async def write_chunk(
         self, view: SessionView, address: ChunkAddress, data: bytes, replaced: ReplacedChunk
@@ -252,11 +248,53 @@ class Session:
         entry: InlineChunk | Native = InlineChunk(data)
         if len(data) > view.session.inline_nbytes:
             entry = Native(new_object_id(), ByteRange(0, len(data)))
-        entity = self.entity_of(entry)
-        if isinstance(entity.source, Stored):
-            await put_new(self.store, entity.source.ref, data)
+            await put_new(self.store, self.repository.file("chunks", entry.chunk_id), data)
         lost = await self._put_entry(address, entry, replaced.entry)
-        return entity.etag if lost is None else lost
+        return self.chunk_of(entry).etag if lost is None else lost
+
+    async def rearrange_chunk(
+        self,
+        view: SessionView,
+        address: ChunkAddress,
+        pieces: Sequence[Piece],
+        replaced: ReplacedChunk,
+    ) -> ETag | Conflict | None:
+        """Write the new bytes of a shard, and refer to the kept ones; return as `write_chunk`, or
+        `None` for a shard that has to be written as a whole: a virtual, small or scattered one.
+        """
+        source = replaced.chunk and replaced.chunk.source
+        is_new = ByteRange not in map(type, pieces)
+        if source is None or is_new or isinstance(source, Inline | Stored):
+            return None
+        file_id = new_object_id()
+        fragments = rearrange(source, pieces, file_id)
+        entry = Fragmented(new_object_id(), tuple(fragments))
+        is_small = entry.joined.byte_range.length <= view.session.inline_nbytes
+        if is_small or len(fragments) > MAX_FRAGMENTS:
+            return None
+        if data := b"".join(piece for piece in pieces if isinstance(piece, bytes)):
+            await put_new(self.store, self.location.fragments(file_id), data)
+        lost = await self._put_entry(address, entry, replaced.entry)
+        return self.chunk_of(entry).etag if lost is None else lost
+
+    async def join(self, entry: Fragmented) -> Native:
+        """Write the chunk file of a shard, unless another request has. Raises: `DamagedError`."""
+        file = self.repository.file("chunks", entry.chunk_id)
+        if await self.store.stat(file) is None:
+            places = list(map(self.place, entry.fragments))
+            async with self.rewriting.room(entry.joined.byte_range.length):
+                read = await bounded_gather(self.read_place, places, limit=4)
+                # A conflict is another request's file, which has the same bytes.
+                await self.store.put(file, read, expected=ABSENT)
+        return entry.joined
+
+    async def read_place(self, place: Stored, kind: str = OBJECT) -> bytes:
+        """Read a part of a file that the session refers to. Raises: `DamagedError`."""
+        ref, byte_range, version = place
+        found = await self.store.get(ref, byte_range, if_match=condition_of(version), kind=kind)
+        if not isinstance(found, Found) or found.byte_range != byte_range:
+            raise DamagedError(ref, "is missing or too short, and a chunk refers to it")
+        return found.data
 
     async def keep_chunk(
         self, address: ChunkAddress, replaced: ReplacedChunk
@@ -264,12 +302,12 @@ class Session:
         """Enter a chunk of the parent into the journal, without a copy of its bytes; return its
         version, `None` for a virtual chunk, which has to be written.
         """
-        if replaced.entity is None or isinstance(replaced.entry, str):  # it is entered already
-            return replaced.entity and replaced.entity.etag
+        if replaced.chunk is None or isinstance(replaced.entry, str):  # it is entered already
+            return replaced.chunk and replaced.chunk.etag
         entry = await self.lookup(address)
         if not isinstance(entry, Native | InlineChunk):
             return None
-        return await self._put_entry(address, entry, ABSENT) or self.entity_of(entry).etag
+        return await self._put_entry(address, entry, ABSENT) or replaced.chunk.etag
 
     async def delete_chunk(
         self, view: SessionView, address: ChunkAddress, expected: Expected
@@ -281,7 +319,7 @@ class Session:
         if isinstance(replaced, Conflict):
             return replaced
         has_entry = isinstance(replaced.entry, str)
-        if replaced.entity is None and has_entry:  # the entry says that it is deleted
+        if replaced.chunk is None and has_entry:  # the entry says that it is deleted
             return None
         # A chunk of a new array needs no entry: absence is its state without one.
         if expected is not None or view.is_in_parent(address.node):
@@ -296,10 +334,10 @@ class Session:
         """Find the chunk in the version *expected*, which a write replaces."""
         if expected is None:
             return ReplacedChunk()
-        entity, entry_etag = await self.find_chunk(view, address)
-        if not is_as_expected(None if entity is None else entity.etag, expected):
+        chunk, entry_etag = await self.find_chunk(view, address)
+        if not is_as_expected(None if chunk is None else chunk.etag, expected):
             return CONFLICT
-        return ReplacedChunk(entity, entry_etag or ABSENT)
+        return ReplacedChunk(chunk, entry_etag or ABSENT)
 
     async def lookup(self, address: ChunkAddress) -> Reference | None:
         """Look up a chunk of the parent."""
@@ -342,10 +380,13 @@ class Session:
         self, view: SessionView, address: ChunkAddress, entry: JournalEntry
     ) -> bool:
         node = next(iter(view.among({address.node.node_id})), None)
-        return node is not None and entry == await self.lookup(ChunkAddress(node, address.coords))
+        if node is None:
+            return False
+        committed = entry.joined if isinstance(entry, Fragmented) else entry
+        return committed == await self.lookup(ChunkAddress(node, address.coords))
 
-    async def _entity_in_parent(self, referenced: Referenced) -> Entity:
-        """Return the entity of a chunk reference; the ETag of a virtual one takes a request."""
+    async def _virtual_chunk(self, referenced: Referenced) -> SessionChunk:
+        """Return the chunk of a virtual reference, whose ETag may take a request."""
         place = referenced.place
         if isinstance(place, Part):
             ref, byte_range, version = place
@@ -353,9 +394,8 @@ class Session:
             if stat is None or stat.size < byte_range.stop or _is_newer(stat.modified_s, version):
                 raise DamagedError(ref, "is missing or has changed since it was referenced")
             place = Stored(ref, byte_range, stat.etag)
-        elif isinstance(place, Inline):
-            place = Inline(place.data, version_of(place.data))
-        return Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
+        entity = Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
+        return SessionChunk(entity.etag, entity.length, entity.source)
 
 
 def require_open(document: SessionDocument) -> None:
@@ -376,154 +416,3 @@ def is_journaled(document: SessionDocument) -> bool:
 
 def _is_newer(modified_s: int | None, version: UnmodifiedSince | None) -> bool:
     return version is not None and (modified_s is None or modified_s > version.epoch_s)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCommit:
-    """One request to commit *session*."""
-
-    session: Session
-    commit: Commit
-    key: str | None
-    """Idempotency key; without one any commit of the session is the result."""
-
-    async def run(self) -> CommitResult:
-        """Commit the session, or go on with its commit, and return the result."""
-        async with self.session.committing:
-            sealed = await self._edit(self._seal)
-            if isinstance(sealed.state, Committed):
-                return self._result(sealed.state)
-            attempt = sealed.attempt
-            try:
-                made = await self._gather_and_commit(attempt)
-            except _CERTAIN_FAILURES:
-                with suppress(ShardgateError):  # or another request does
-                    await self._edit(partial(self._reopen, attempt))
-                raise
-            try:
-                marked = await self._edit(partial(self._mark, attempt, made))
-            except ShardgateError:  # a later request finds an unmarked commit
-                return made
-            if isinstance(marked.state, Committed):
-                return self._result(marked.state)
-            return made  # another attempt has the session by now; this commit stands
-
-    def _result(self, state: Committed) -> CommitResult:
-        if self.key is not None and state.key != self.key:
-            raise ConflictError(f"the session is already committed, as {state.snapshot_id}")
-        return CommitResult(state.snapshot_id, state.parent_id)
-
-    def _seal(self, document: SessionDocument) -> SessionDocument:
-        if isinstance(document.state, Committed) or self._is_sealed(document):
-            return document
-        return replace(self.session.renewed(document), state=Sealed(self.key))
-
-    def _is_sealed(self, document: SessionDocument) -> bool:
-        state = document.state
-        return isinstance(state, Sealed) and self.key in (None, state.key)
-
-    async def _gather_and_commit(self, attempt: int) -> CommitResult:
-        session = self.session
-        view = await session.view()
-        chunks = await gather_chunks(session, view)
-        document = await session.read()  # the journal may have been cleared, or written to, by now
-        if isinstance(document.state, Committed):
-            return self._result(document.state)
-        if document.attempt != attempt or not self._is_sealed(document):
-            raise BusyError("another request has taken over the commit of the session")
-        write_id = session.location.session_id + (f".{attempt}" if attempt else "")
-        return await self.commit(document, make_changes(view, chunks), WriteId(write_id))
-
-    def _reopen(self, attempt: int, document: SessionDocument) -> SessionDocument:
-        """Open the session after *attempt*, unless a request with another key goes on with it."""
-        if document.attempt != attempt or not self._is_sealed(document):
-            return document
-        return replace(document, state=OPEN, attempt=attempt + 1)
-
-    def _mark(self, attempt: int, made: CommitResult, document: SessionDocument) -> SessionDocument:
-        """Mark the session as committed, by the key of this request if it has one."""
-        state = document.state
-        if document.attempt != attempt or not isinstance(state, Sealed):
-            return document
-        key = self.key or state.key
-        return replace(document, state=Committed(made.snapshot_id, made.parent_id, key))
-
-    async def _edit(self, edit: Callable[[SessionDocument], SessionDocument]) -> SessionDocument:
-        session = self.session
-        edited = await session.documents.edit(lambda document: edit(session.require_live(document)))
-        return session.require_live(edited)
-
-
-async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
-    """Read the changed chunks of *view* from the journal, by node id.
-
-    Entries outside of the current shape are left out. Raises: `ConflictError` for chunk files that
-    are gone.
-    """
-    found: dict[bytes, ChunkChanges] = {}
-    for node in view.among(await session.journal.arrays()):
-        if node.chunks is not None:
-            changes = await _gather_array(session, node, node.chunks)
-            if len(changes.payloads):
-                found[node.node_id] = changes
-    return found
-
-
-async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
-    journal = session.journal
-    payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
-
-    async def read(coords: tuple[int, ...]) -> None:
-        address = ChunkAddress(node, coords)
-        if (stored := await journal.get(address, listed[coords].etag)) is None:
-            raise StorageUnavailableError(journal.ref(address), "was listed, and does not exist")
-        payloads[coords] = stored.entry
-
-    listed = await journal.entries(node.node_id)
-    inside = [coords for coords in listed if chunks.has(coords)]
-    await bounded_gather(read, inside, limit=32)
-    await _check_files(session, node, payloads, listed)
-    return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
-
-
-async def _check_files(
-    session: Session,
-    node: ViewedNode,
-    payloads: Mapping[tuple[int, ...], JournalEntry],
-    listed: Mapping[tuple[int, ...], ListedEntry],
-) -> None:
-    """Check that chunk files exist that garbage collection may have removed: those of entries older
-    than `_YOUNG_S`, or of unknown age.
-    """
-    since_s = session.clock() - _YOUNG_S
-    references = {
-        at: entry
-        for at, entry in payloads.items()
-        if isinstance(entry, Native) and (listed[at].modified_s or 0) < since_s
-    }
-    wanted = [entry.chunk_id for entry in references.values()]
-    lengths = await chunk_lengths(session.store, session.repository, wanted)
-    lost = [
-        f"chunk {list(at)} in chunks/{encode_id(entry.chunk_id)}"
-        for at, entry in sorted(references.items())
-        if lengths.get(entry.chunk_id, 0) < entry.byte_range.stop
-    ]
-    if lost:
-        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
-        named = ", ".join(lost[:_MAX_NAMED])
-        # An inner chunk is written into its shard, whose index is lost.
-        remedy = "write these chunks again"
-        if may_have_shards(node.document):
-            remedy = "write the chunks of these shards in another session"
-        raise ConflictError(
-            f"/{node.path}: garbage collection has removed files that the session wrote: "
-            f"{named}{more}; {remedy}"
-        )
-
-
-def _sorted_changes(
-    payloads: Mapping[tuple[int, ...], Native | InlineChunk | None], ndim: int
-) -> ChunkChanges:
-    ordered = sorted(payloads)
-    rows = np.array(ordered, np.uint32).reshape(len(ordered), ndim)
-    return ChunkChanges(rows, Payloads.of(payloads[coords] for coords in ordered))

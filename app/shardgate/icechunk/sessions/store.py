@@ -7,7 +7,7 @@ snapshot, chunks in the journal or the manifests of that snapshot; see `Session.
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from shardgate.concurrency import bounded_gather
-from shardgate.errors import BadKeyError, ConflictError, DamagedError, VersionChangedError
+from shardgate.errors import BadKeyError, ConflictError, VersionChangedError
 from shardgate.formats.icechunk.coords import Coords, distinct_rows, inside, rows_in
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
@@ -34,8 +34,15 @@ from shardgate.icechunk.sessions.document import (
     put_node,
     version_of,
 )
+from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
 from shardgate.icechunk.sessions.journal import ListedEntry
-from shardgate.icechunk.sessions.session import Session, ViewEdit, is_journaled, require_open
+from shardgate.icechunk.sessions.session import (
+    Session,
+    SessionChunk,
+    ViewEdit,
+    is_journaled,
+    require_open,
+)
 from shardgate.model import (
     ByteRange,
     ByteRequest,
@@ -44,9 +51,9 @@ from shardgate.model import (
     Inline,
     ObjectRef,
     Piece,
+    Stored,
     condition_of,
 )
-from shardgate.read.bodies import Entity
 from shardgate.storage.contract import (
     CONFLICT,
     NO_HEADERS,
@@ -93,35 +100,42 @@ class SessionStore:
         if_none_match: ETag | None = None,
         kind: str = OBJECT,
     ) -> Found | NotModified | None:
-        entity = await self._find(ref.key)
-        check_condition(ref, if_match, entity and entity.etag)
-        if entity is None:
+        chunk = await self._find(ref.key)
+        check_condition(ref, if_match, chunk and chunk.etag)
+        if chunk is None:
             return None
-        if entity.etag == if_none_match:
+        if chunk.etag == if_none_match:
             return NOT_MODIFIED
-        wanted = clamp(ref, request, entity.length, if_match)
-        data = await self._read(entity, wanted, kind)
-        return Found(data, wanted, entity.length, entity.etag)
+        wanted = clamp(ref, request, chunk.length, if_match)
+        data = await self._read(chunk, wanted, kind)
+        return Found(data, wanted, chunk.length, chunk.etag)
 
     @asynccontextmanager
     async def stream(
         self, ref: ObjectRef, byte_range: ByteRange, *, if_match: Condition | None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        entity = await self._find(ref.key)
-        if entity is None or entity.length < byte_range.stop:
+        chunk = await self._find(ref.key)
+        if chunk is None or chunk.length < byte_range.stop:
             raise VersionChangedError(ref)
-        check_condition(ref, if_match, entity.etag)
-        if isinstance(source := entity.source, Inline):
+        check_condition(ref, if_match, chunk.etag)
+        if isinstance(source := chunk.source, Inline):
             yield stream_of(source.data[byte_range.start : byte_range.stop])
             return
-        inner = source.byte_range.narrow(byte_range)
-        condition = condition_of(source.version)
-        async with self.session.store.stream(source.ref, inner, if_match=condition) as pieces:
+        places = self.session.places(source, byte_range)
+        async with aclosing(self._stream(places)) as pieces:
             yield pieces
 
+    async def _stream(self, places: Sequence[Stored]) -> AsyncGenerator[bytes]:
+        for ref, byte_range, version in places:
+            condition = condition_of(version)
+            stream = self.session.store.stream(ref, byte_range, if_match=condition)
+            async with stream as pieces:
+                async for piece in pieces:
+                    yield piece
+
     async def stat(self, ref: ObjectRef) -> Stat | None:
-        entity = await self._find(ref.key)
-        return None if entity is None else Stat(entity.length, entity.etag)
+        chunk = await self._find(ref.key)
+        return None if chunk is None else Stat(chunk.length, chunk.etag)
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
@@ -173,7 +187,10 @@ class SessionStore:
             kept = await self.session.keep_chunk(address, replaced)
             if kept is not None:
                 return kept
-        data = await self._joined(ref, pieces, expected, replaced.entity)
+        written = await self.session.rearrange_chunk(view, address, pieces, replaced)
+        if written is not None:
+            return written
+        data = await self._joined(ref, pieces, expected, replaced.chunk)
         return await self.session.write_chunk(view, address, data, replaced)
 
     async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
@@ -213,7 +230,7 @@ class SessionStore:
         await self.session.edit(checked)
         return is_expected
 
-    async def _find(self, key: str) -> Entity | None:
+    async def _find(self, key: str) -> SessionChunk | None:
         view = await self.session.view()
         if (path := node_path(key)) is not None:
             return _document(view, path)
@@ -221,35 +238,35 @@ class SessionStore:
             return None
         return (await self.session.find_chunk(view, address))[0]
 
-    async def _read(self, entity: Entity, wanted: ByteRange, kind: str = OBJECT) -> bytes:
-        if isinstance(source := entity.source, Inline):
+    async def _read(self, chunk: SessionChunk, wanted: ByteRange, kind: str = OBJECT) -> bytes:
+        if isinstance(source := chunk.source, Inline):
             return source.data[wanted.start : wanted.stop]
-        if not wanted.length:
-            return b""
-        inner = source.byte_range.narrow(wanted)
-        condition = condition_of(source.version)
-        found = await self.session.store.get(source.ref, inner, if_match=condition, kind=kind)
-        if not isinstance(found, Found) or found.byte_range != inner:
-            raise DamagedError(source.ref, "is missing or too short, and a chunk refers to it")
-        return found.data
+        read_place = partial(self.session.read_place, kind=kind)
+        read = await bounded_gather(read_place, self.session.places(source, wanted), limit=4)
+        return read[0] if len(read) == 1 else b"".join(read)
 
     async def _joined(
-        self, ref: ObjectRef, pieces: Sequence[Piece], expected: Expected, entity: Entity | None
+        self,
+        ref: ObjectRef,
+        pieces: Sequence[Piece],
+        expected: Expected,
+        chunk: SessionChunk | None,
     ) -> bytes:
-        """Join *pieces*, whose ranges are of *entity*, if that is as *expected*."""
+        """Join *pieces*, whose ranges are of *chunk*, if that is as *expected*."""
         if not (ranges := [piece for piece in pieces if isinstance(piece, ByteRange)]):
             return b"".join([piece for piece in pieces if isinstance(piece, bytes)])
         spans = plan_spans(ranges)
         check_write(ref, pieces, expected)
-        if entity is None or entity.etag != expected:
+        if chunk is None or chunk.etag != expected:
             raise VersionChangedError(ref)
-        read = await bounded_gather(partial(self._read, entity), spans, limit=4)
+        read = await bounded_gather(partial(self._read, chunk), spans, limit=4)
         return assemble(pieces, spans, read)
 
 
-def _document(view: SessionView, path: str) -> Entity | None:
-    node = view.node(path)
-    return None if node is None else Entity.at(Inline(node.document, node.etag))
+def _document(view: SessionView, path: str) -> SessionChunk | None:
+    if (node := view.node(path)) is None:
+        return None
+    return SessionChunk(node.etag, len(node.document), Inline(node.document, node.etag))
 
 
 def _no_chunk(view: SessionView, key: str) -> BadKeyError | ConflictError:
@@ -352,16 +369,17 @@ class _SessionListing:
     ) -> Listed | None:
         """Return the size of a chunk, and its ETag unless that takes a request for the object."""
         session = self.session
+        reference: JournalEntry | Virtual
         if entry is None:
             reference = await session.lookup(address)
         else:
             kept = await session.journal.get(address, entry.etag)
             reference = kept and kept.entry
         match reference:
-            case InlineChunk() | Native():
-                entity = session.entity_of(reference)
+            case InlineChunk() | Native() | Fragmented():
+                chunk = session.chunk_of(reference)
                 modified_s = None if entry is None else entry.modified_s
-                return self._listed(key, entity.length, entity.etag, modified_s)
+                return self._listed(key, chunk.length, chunk.etag, modified_s)
             case Virtual(_, byte_range, _):
                 return self._listed(key, byte_range.length)
         return None

@@ -21,9 +21,9 @@ from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository, open_repository
+from shardgate.icechunk.sessions.commit import SessionCommit
 from shardgate.icechunk.sessions.document import SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
-from shardgate.icechunk.sessions.session import SessionCommit
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.icechunk.trains import Committer
 from shardgate.model import ETag, ObjectRef
@@ -160,7 +160,8 @@ class Replica:
         fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
         committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
-        sessions = Sessions(store, fetch, WeakValueDictionary(), [], clock=clock)
+        budget = ByteBudget(_LIMIT, wait_s=1)
+        sessions = Sessions(store, fetch, WeakValueDictionary(), [], budget, clock=clock)
         return cls(await open_repository(root, ""), sessions, committer)
 
     async def begin(self) -> str:

@@ -1,0 +1,227 @@
+"""Write to an Icechunk repository from a Python program, through a running service.
+
+A session begins at the tip of a branch, takes what zarr-python writes, and ends with a commit. Any
+number of programs may commit to one branch at the same time: the service rebases and orders them.
+"""
+
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import httpx
+
+from shardgate.errors import CommitConflictError, install_command
+
+try:
+    from obstore.store import S3Store
+    from zarr.storage import ObjectStore
+except ImportError as error:
+    raise ImportError(f"open_session needs {install_command('client')}") from error
+
+# Statuses of what a later request may do: the service, or a proxy before it, is busy.
+_PASSING: Final = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+# A service that restarts is back after less.
+_PATIENCE_S: Final = 60.0
+_LONGEST_PAUSE_S: Final = 5.0
+# A commit of many shards writes each of them.
+_TIMEOUT: Final = httpx.Timeout(30, read=600)
+_URL: Final = re.compile(r"https?://[^/?#]+(/[^?#]*)?/[^/?#]+/?")
+
+
+class SessionError(Exception):
+    """The service refused a request, or could not be reached; *status* is `None` in that case."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def open_session(
+    url: str, *, branch: str = "main", path: str = "", token: str | None = None
+) -> "Session":
+    """Begin a session on *branch* of the repository that a service has at *url*.
+
+    *url* is that of a writable dataset, such as ``http://127.0.0.1:8000/lab``. *path* leads to the
+    repository if the dataset holds several. *token* is sent as ``Authorization: Bearer``.
+
+    Raises: `SessionError`.
+    """
+    if not _URL.fullmatch(url):
+        raise SessionError(f"{url}: expected the URL of a dataset, as http://HOST/DATASET")
+    service, _, dataset = url.rstrip("/").rpartition("/")
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    tls = _trusted() if service.startswith("https:") else False
+    client = httpx.Client(base_url=f"{service}/", headers=headers, timeout=_TIMEOUT, verify=tls)
+    api = f"api/datasets/{dataset}/sessions"
+    query = {"path": path} if path else {}
+    try:
+        body = {"branch": branch}
+        begun = _request(client, "POST", api, is_idempotent=False, params=query, json=body)
+        session_id = str(begun["session_id"])
+        prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}"])
+        store = _open_store(service, dataset, prefix, headers)
+        return Session(client, f"{api}/{session_id}", query, begun, store)
+    except KeyError:
+        client.close()
+        raise SessionError(f"{url}: what answers there is not Shardgate") from None
+    except BaseException:
+        client.close()
+        raise
+
+
+class Session:
+    """A session; as a context manager it is discarded at its end, unless it was committed."""
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        api: str,
+        query: Mapping[str, str],
+        begun: Mapping[str, Any],
+        store: ObjectStore[Any],
+    ) -> None:
+        self._client = client
+        self._api = api
+        self._query = query
+        self.session_id = str(begun["session_id"])
+        """Its keys are ``/{dataset}/@session.{session_id}/…``."""
+        self.parent_id = str(begun["parent_id"])
+        """The snapshot that it began at."""
+        self.snapshot_id: str | None = None
+        """The snapshot of its commit."""
+        self.store = store
+        """A store of zarr-python, which shows the snapshot with the changes of the session. It may
+        be pickled, for workers that write to one session.
+        """
+
+    def commit(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        on_conflict: Literal["fail", "ours", "theirs"] = "fail",
+        allow_empty: bool = False,
+    ) -> str:
+        """Commit all changes on top of the branch's newest snapshot, and return the new one's id.
+
+        *on_conflict* says whose chunks win if others have written the same ones. The request is
+        repeated for a minute while the service cannot be reached: the session is committed once.
+
+        Raises: `CommitConflictError` if others have changed the same; nothing is committed then,
+        and the session stays open. `SessionError` for other refusals.
+        """
+        body = {
+            "message": message,
+            "metadata": dict(metadata or {}),
+            "on_conflict": on_conflict,
+            "allow_empty": allow_empty,
+        }
+        if self._client.is_closed:
+            raise SessionError(f"the session {self.session_id} ended with its block")
+        path = f"{self._api}/commit"
+        committed = _request(self._client, "POST", path, params=self._query, json=body)
+        self.snapshot_id = str(committed["snapshot_id"])
+        return self.snapshot_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self.snapshot_id is None:
+                # It ends by itself a day later, and the error of the block says more.
+                with suppress(SessionError):
+                    _send(self._client, "DELETE", self._api, params=self._query)
+        finally:
+            self._client.close()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Return the trusted authorities; reading them takes longer than a commit."""
+    return httpx.create_ssl_context()
+
+
+def _open_store(
+    service: str, dataset: str, prefix: str, headers: dict[str, str]
+) -> ObjectStore[Any]:
+    return ObjectStore(
+        S3Store(
+            dataset,
+            prefix=prefix,
+            endpoint=service,
+            region="us-east-1",
+            skip_signature=True,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True, "default_headers": headers, "timeout": "10m"},
+        )
+    )
+
+
+def _request(
+    client: httpx.Client, method: str, path: str, *, is_idempotent: bool = True, **options: Any
+) -> Mapping[str, Any]:
+    """Send a request, again while that may help, and return the document of the answer.
+
+    Only what is idempotent is sent again if there was no answer.
+
+    Raises: `CommitConflictError`, `SessionError`.
+    """
+    until_s = time.monotonic() + _PATIENCE_S
+    pause_s = 0.1
+    while True:
+        try:
+            response = _send(client, method, path, **options)
+        except SessionError:
+            if not is_idempotent or time.monotonic() + pause_s > until_s:
+                raise
+        else:
+            if response.is_success:
+                return _document(response)
+            if response.status_code not in _PASSING or time.monotonic() + pause_s > until_s:
+                raise _error(response)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
+    try:
+        return client.request(method, path, **options)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise SessionError(f"{client.base_url}{path}: {reason}") from error
+
+
+def _error(response: httpx.Response) -> Exception:
+    """Return the error that a problem document tells (RFC 9457)."""
+    told = _document(response)
+    with suppress(LookupError, TypeError):
+        return CommitConflictError(
+            told["expected_parent"], told["actual_parent"], told["conflicts"]
+        )
+    reason = told.get("detail", f"the service answers {response.status_code}")
+    request = response.request
+    return SessionError(f"{request.method} {request.url}: {reason}", response.status_code)
+
+
+def _document(response: httpx.Response) -> Mapping[str, Any]:
+    with suppress(ValueError, RecursionError):
+        found = response.json()
+        return found if isinstance(found, dict) else {}
+    return {}

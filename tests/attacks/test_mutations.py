@@ -45,9 +45,10 @@ KINDS: Final = {
 """Kinds of reads by the formats, each of which some container here causes."""
 ELSEWHERE: Final = {
     "repo-backup", "config", "ref-deleted", "zip-directory", "references", "reference-source",
+    "object",
 }  # fmt: skip
-"""Kinds of `verify`, old operations and version 1 of Icechunk, of archives of many entries and of
-reference sets, which the tests of these formats cover.
+"""Kinds of `verify`, old operations and version 1 of Icechunk, of archives of many entries, of
+reference sets and of objects named by numbers, which the tests of these formats cover.
 """
 
 

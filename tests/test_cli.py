@@ -270,7 +270,7 @@ def test_configuration_file_is_served_with_a_warning(examples: Path, tmp_path: P
 
 
 SCALES = ("20_20_40", "40_40_80", "80_80_160")
-SYNAPSES = ("by_id", "by_postsynaptic", "by_presynaptic", "spatial0")
+SYNAPSES = ("by_id", "rel_postsynaptic", "rel_presynaptic", "spatial0")
 
 
 def test_inspect_lists_arrays_with_their_shards(examples: Path) -> None:

@@ -264,7 +264,7 @@ def check_key(key: str) -> VirtualKey:
 
 def quote_segment(name: str) -> str:
     """Percent-encode one segment of a key, which may end in a slash, for a URL."""
-    return quote(name, safe="/%@" if name.startswith(NAMED_REFS) else "/")
+    return quote(name, safe="/%@" if name.startswith(NAMED_REFS) else "/@")
 
 
 def quote_key(key: str) -> str:

@@ -22,6 +22,7 @@ from tests.support.commands import run, running
 from tests.support.documents import ROOT, program
 from tests.support.processes import environ
 from tests.support.proxies import proxying
+from tests.support.records import replaced
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.viewers.images import put_image
 
@@ -171,7 +172,7 @@ def private(
         url = line.split()[0].removesuffix("/em/").removesuffix("/cells/")
         with proxying(folder, url, inside, certificate=file) as public:
             names = {**reader.names, _LOCAL: url, _PUBLIC: public, "chunks.example": public[8:]}
-            yield reader._replace(names=names)
+            yield replaced(reader, names=names)
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_image_is_served_with_a_picture(reader: Reader) -> None:
     with running(*command, lines=1, **reader.variables) as (_, (first,)):
         url = first.split()[0].removesuffix("/em/")
         names = {_LOCAL: url, **reader.names}
-        user = reader._replace(names=names)
+        user = replaced(reader, names=names)
         page = httpx.get(f"{url}/em/", headers={"Accept": "text/html"}).text
         printed = [user.run(command) for command, _ in curls]
 

@@ -174,15 +174,8 @@ def inspect(
 
         from shardgate.configuration import RootOptions
         from shardgate.datasets import with_root
-        from shardgate.read.listing import Root
-        from shardgate.read.walking import explain_emptiness
         from shardgate.survey import display
         from shardgate.survey import inspect as survey
-
-    async def describe(root: Root) -> tuple[list[Any], list[Any], str]:
-        if nothing := await explain_emptiness(root):
-            return [], [], nothing
-        return await survey.inspect_root(root), await survey.inspect_refs(root), ""
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     if references:
@@ -191,9 +184,11 @@ def inspect(
     nothing = ""
     is_damaged = False
     if key is None:
-        arrays, refs, nothing = asyncio.run(with_root(url, describe, options))
+        arrays, refs, nothing = asyncio.run(with_root(url, survey.inspect_all, options))
         document: dict[str, Any] = {"arrays": [*map(asdict, arrays)], "refs": [*map(asdict, refs)]}
-        drawn = [display.draw_table(each) for each in ([arrays, refs] if refs else [arrays])]
+        drawn = [display.draw_table(arrays)]
+        if refs:
+            drawn.append(display.draw_table(refs))
         is_damaged = any(isinstance(each, survey.DamageReport) for each in (*arrays, *refs))
     else:
         locate: Any = survey.inspect_shard if as_shard else survey.inspect_key

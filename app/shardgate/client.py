@@ -24,15 +24,15 @@ try:
 except ImportError as error:
     raise ImportError(f"open_session needs {install_command('client')}") from error
 
-# Statuses of what a later request may do: the service, or a proxy before it, is busy.
-_PASSING: Final = (
+# The service, or a proxy before it, is busy: a later request may succeed.
+_RETRIED: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
 # A service that restarts is back after less.
-_PATIENCE_S: Final = 60.0
+_RETRY_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 5.0
 # A commit of many shards writes each of them.
 _TIMEOUT: Final = httpx.Timeout(30, read=600)
@@ -177,13 +177,13 @@ def _open_store(
 def _request(
     client: httpx.Client, method: str, path: str, *, is_idempotent: bool = True, **options: Any
 ) -> Mapping[str, Any]:
-    """Send a request, again while that may help, and return the document of the answer.
+    """Send a request, with retries while these may help, and return the document of the answer.
 
     Only what is idempotent is sent again if there was no answer.
 
     Raises: `CommitConflictError`, `SessionError`.
     """
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + _RETRY_S
     pause_s = 0.1
     while True:
         try:
@@ -194,7 +194,7 @@ def _request(
         else:
             if response.is_success:
                 return _document(response)
-            if response.status_code not in _PASSING or time.monotonic() + pause_s > until_s:
+            if response.status_code not in _RETRIED or time.monotonic() + pause_s > until_s:
                 raise _error(response)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -209,13 +209,13 @@ def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx
 
 
 def _error(response: httpx.Response) -> Exception:
-    """Return the error that a problem document tells (RFC 9457)."""
-    told = _document(response)
+    """Return the error that a problem document describes (RFC 9457)."""
+    problem = _document(response)
     with suppress(LookupError, TypeError):
         return CommitConflictError(
-            told["expected_parent"], told["actual_parent"], told["conflicts"]
+            problem["expected_parent"], problem["actual_parent"], problem["conflicts"]
         )
-    reason = told.get("detail", f"the service answers {response.status_code}")
+    reason = problem.get("detail", f"the service answers {response.status_code}")
     request = response.request
     return SessionError(f"{request.method} {request.url}: {reason}", response.status_code)
 

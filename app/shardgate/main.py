@@ -35,7 +35,7 @@ from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.trains import Committer
 from shardgate.model import ObjectRef
-from shardgate.observability.logging import open_access_log
+from shardgate.observability.logging import AccessLog, open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
 from shardgate.read.budget import BucketBudgets, ByteBudget
@@ -146,18 +146,28 @@ def create_app(
         explain=explain_to_s3(explain),
         limiter=_build_limiter(settings),
     )
+    app = _instrument(gateway, shared, datasets, access_log, tracing)
     server = settings.server
-    app = InstrumentedApp(
+    prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
+    return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
+
+
+def _instrument(
+    gateway: Gateway,
+    shared: Shared,
+    datasets: Datasets,
+    access_log: AccessLog | None,
+    tracing: Tracing | None,
+) -> InstrumentedApp:
+    return InstrumentedApp(
         gateway,
         {dataset.name: dataset.is_public for dataset in datasets},
         shared.metrics.requests,
         access_log=access_log,
         tracing=tracing,
-        proxies=server.trusted_proxies,
+        proxies=shared.settings.server.trusted_proxies,
         unobserved=(SHARDS,),  # which balancers request before each request that they forward
     )
-    prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
-    return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
 
 
 def _build_api(

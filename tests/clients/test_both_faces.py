@@ -187,7 +187,7 @@ def test_write_of_a_shard_without_a_version_is_428(taker: Taker) -> None:
 
 
 def test_new_sharded_array_is_written_below_sharded(taker: Taker) -> None:
-    """With `If-None-Match: *` a sharded array is created, and is served by inner chunks at once."""
+    """A sharded array that `If-None-Match: *` creates is served by inner chunks at once."""
     assert ask(taker.client, "/data/em/s1/zarr.json").status_code == 404
     for key, data in read_files(taker.folder / "em/s0").items():
         path = f"/data/@sharded/em/s1/{key}"
@@ -232,7 +232,7 @@ def test_shard_is_seen_in_its_inner_chunks_at_once(taker: Taker) -> None:
 
 
 def test_concurrent_writes_through_both_faces_lose_no_chunk(taker: Taker) -> None:
-    """Of inner chunks that some clients PUT, and others by whole shards, every last one is kept.
+    """Every inner chunk is kept that some clients PUT by itself, and others by whole shards.
 
     The clients write to two replicas.
     """

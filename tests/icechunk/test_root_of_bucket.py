@@ -39,7 +39,7 @@ async def test_repository_whose_keys_begin_with_a_slash_is_committed_to(
 async def test_keys_without_a_slash_are_preferred(
     store: MemoryStore, files: Mapping[str, bytes]
 ) -> None:
-    """Of two repositories at the root of a bucket, the one with plain keys is opened."""
+    """A repository with plain keys is opened, if a bucket has two at its root."""
     for name, data in files.items():
         store.place(ROOT.join(name), data)
 

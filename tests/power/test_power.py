@@ -126,7 +126,7 @@ def test_line_of_a_fixture_is_run_by_all_tests_of_its_scope(root: Path) -> None:
 def test_mutant_is_killed_by_the_test_that_asserts_its_outcome(
     measured: Measured, root: Path
 ) -> None:
-    """Of mutants on lines that run, one dies whose effect is asserted, another survives."""
+    """A mutant on a line that runs dies if its effect is asserted; another one survives."""
     changes = {"LIMIT = 4": "5", "if value < 0:": "(value <= 0)"}
     mutants = [
         site.mutant

@@ -242,7 +242,7 @@ async def test_read_after_a_write_does_not_join_a_read_before_it() -> None:
 
 
 async def test_damages_of_many_objects_take_bounded_memory() -> None:
-    """Of ten thousand damaged objects the last thousands are remembered."""
+    """The last thousands of ten thousand damaged objects are remembered."""
     fetch = ReadCache(WatchedStore(), MetadataCache(0), ttl_s=60, clock=Clock())
     refs = [ObjectRef("memory://bucket", str(number)) for number in range(10_000)]
 

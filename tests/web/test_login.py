@@ -380,7 +380,7 @@ def test_refusal_of_the_issuer_is_told(
 def test_fault_of_the_issuer_is_logged_only(
     browser: Browser, provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither a page nor a device is told the URL and the fault of an issuer, which the log has."""
+    """The URL and the fault of an issuer are in the log, and neither on a page nor on a device."""
     provider.refusal = 500, {}
     with caplog.at_level(logging.WARNING, logger="shardgate"):
         page = browser.page()

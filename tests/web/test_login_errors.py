@@ -106,7 +106,7 @@ def test_windows_of_one_browser_sign_in_side_by_side(browser: Browser) -> None:
 
 
 def test_windows_of_one_browser_are_few(browser: Browser) -> None:
-    """Of more than three sign-ins the oldest end, so that their cookies fit into a header."""
+    """The oldest of more than three sign-ins end, so that their cookies fit into a header."""
     page = f"/login?page=/{'"' * 999}"
     begun = [browser.begin(page) for _ in range(6)]
     ends = [browser.client.get(browser.pass_issuer(each)).status_code for each in begun]

@@ -72,8 +72,8 @@ class DatasetDescription(DatasetSummary):
     next: str | None = None
     """Path to continue after, where there are more arrays."""
     reason: str = ""
-    """Why the look ended before `limit`, what was looked for where nothing is found, and what is
-    left out, as its names are no keys.
+    """Why the look ended before `limit`, which names were looked for where nothing is found, and
+    which ones are left out, as they are no keys.
     """
 
 

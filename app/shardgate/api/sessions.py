@@ -31,10 +31,10 @@ from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.icechunk.chunk_files import put_chunk
 from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repository import OpenedRepository
-from shardgate.icechunk.sessions.commit import SessionCommit
 from shardgate.icechunk.sessions.document import Committed, SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
-from shardgate.icechunk.sessions.session import Session
+from shardgate.icechunk.sessions.session import OpenedSession
+from shardgate.icechunk.sessions.session_commit import SessionCommit
 from shardgate.icechunk.trains import Committer
 from shardgate.read.budget import ByteBudget
 from shardgate.read.resolver import Resolver
@@ -98,10 +98,10 @@ def build_sessions(
 
     type Opened = Annotated[OpenedRepository, Depends(open_repository)]
 
-    async def open_session(opened: Opened, session_id: str) -> Session:
+    async def open_session(opened: Opened, session_id: str) -> OpenedSession:
         return (await sessions.open(opened.repository, session_id, opened.fetch)).session
 
-    type OpenedSession = Annotated[Session, Depends(open_session)]
+    type SessionDep = Annotated[OpenedSession, Depends(open_session)]
 
     @router.post("", status_code=201, openapi_extra=reads(SessionOptions))
     async def begin_session(opened: Opened, request: Request) -> SessionState:
@@ -113,12 +113,12 @@ def build_sessions(
         return _describe(*await sessions.create(opened, options.branch))
 
     @router.get("/{session_id}")
-    async def read_session(session: OpenedSession) -> SessionState:
+    async def read_session(session: SessionDep) -> SessionState:
         """Return the state of a session."""
         return _describe(session.location.session_id, await session.read())
 
     @router.delete("/{session_id}", status_code=204)
-    async def discard_session(session: OpenedSession) -> None:
+    async def discard_session(session: SessionDep) -> None:
         """End a session without a commit, and delete its changes."""
         await sessions.discard(session)
 
@@ -141,7 +141,7 @@ def _add_session_commit(
     )
     async def commit_session(
         opened: Annotated[OpenedRepository, opening],
-        session: Annotated[Session, opening_session],
+        session: Annotated[OpenedSession, opening_session],
         request: Request,
         idempotency_key: Annotated[str | None, Header(description=_OF_SESSION)] = None,
     ) -> CommittedSnapshot:

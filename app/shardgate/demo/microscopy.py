@@ -109,11 +109,11 @@ def write_levels(
             {"type": "translation", "translation": translation.tolist()},
         ]
         datasets.append({"path": f"s{number}", "coordinateTransformations": transformations})
-    described = [
+    axis_documents = [
         {"name": axis, "type": _TYPES.get(axis, "space")} | ({"unit": unit} if unit else {})
         for axis, unit in zip(names, units, strict=True)
     ]
-    multiscale = {"name": name, "axes": described, "datasets": datasets}
+    multiscale = {"name": name, "axes": axis_documents, "datasets": datasets}
     ome = group.attrs.get("ome", {})
     group.attrs["ome"] = {"version": "0.5", "multiscales": [multiscale]} | ome
 
@@ -146,7 +146,7 @@ def _film() -> npt.NDArray[np.uint16]:
 def _move_apart(
     random: np.random.Generator, centers: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Let each cell wander a little, and push cells from each other until few overlap."""
+    """Move each cell a little, and push cells from each other until few overlap."""
     centers = centers + random.normal(0, 0.8, centers.shape) * _FLAT
     for _ in range(12):
         apart = centers[:, np.newaxis] - centers

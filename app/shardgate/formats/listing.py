@@ -256,7 +256,7 @@ class Grid:
     async def walk(
         self, wanted: Wanted, read: Callable[[Cell], Awaitable[Rows]]
     ) -> AsyncIterator[Cell]:
-        """Yield the wanted cells, stored or not; *read* returns what is not in `levels`."""
+        """Yield the wanted cells, stored or not; *read* returns rows that are not in `levels`."""
         for cell in self._walk(wanted, (), _NO_ROWS):
             if not isinstance(cell, _Unread):
                 yield cell

@@ -198,7 +198,7 @@ class Members:
     async def collections(
         self, fetch: Fetch, listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        """Describe what is left out, and name damaged parts."""
+        """Describe the members that are left out, and name damaged parts."""
 
 
 class MemberBucket(Bucket):

@@ -1,1 +1,1 @@
-"""Read the bytes of virtual keys: find containers, cache what is decoded, share reads."""
+"""Read the bytes of virtual keys: find containers, cache decoded values, share reads."""

@@ -36,7 +36,7 @@ class _Total:
 class ByteBudget:
     """Budget of *max_bytes*, which one holder at a time may exceed.
 
-    A holder of nothing waits until its bytes fit or nobody holds any, in the order of arrival. A
+    A holder of nothing waits until its bytes fit or no other holds any, in the order of arrival. A
     holder of some bytes gets more as long as all others together hold at most *max_bytes*. So the
     holder that grew last can always grow again, holders finish one after the other, and there is
     no deadlock.

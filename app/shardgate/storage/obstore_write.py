@@ -327,7 +327,7 @@ def _refusal(ref: ObjectRef, error: Exception) -> Refusal:
 
 
 def _leased(ref: ObjectRef) -> ConflictError:
-    return ConflictError(f"{ref}: somebody holds a lease of this blob, which forbids to write it")
+    return ConflictError(f"{ref}: the blob has a lease, which forbids other writes")
 
 
 def _unwritable(ref: ObjectRef, reason: str) -> UnwritableError:

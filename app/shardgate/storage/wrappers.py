@@ -230,7 +230,7 @@ class Call(NamedTuple):
     """Bytes that were read, or new bytes that were to be written."""
     error: BaseException | None
     kind: str = OBJECT
-    """`Read.kind` of what was read, or another label."""
+    """`Read.kind` of the read, or another label."""
 
 
 type OnCall = Callable[[Call], None]

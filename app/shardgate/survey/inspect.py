@@ -130,7 +130,7 @@ class DescriptionPage(NamedTuple):
     is_all: bool
     """True if no others follow."""
     reason: str
-    """Reason why the walk ended early, and what is left out, as its names are no keys."""
+    """Reason why the walk ended early, and the names that are left out, as they are no keys."""
 
 
 async def inspect_page(
@@ -204,6 +204,15 @@ async def inspect_refs(root: Root) -> list[RefDescription | DamageReport]:
         else:
             reports += [replace(state, path=path) for state in states]
     return reports
+
+
+async def inspect_all(
+    root: Root,
+) -> tuple[list[Description | DamageReport], list[RefDescription | DamageReport], str]:
+    """Describe all collections and refs below *root*, or explain that there is no container."""
+    if nothing := await explain_emptiness(root):
+        return [], [], nothing
+    return await inspect_root(root), await inspect_refs(root), ""
 
 
 async def inspect_key(root: Root, key: VirtualKey) -> ChunkReport:

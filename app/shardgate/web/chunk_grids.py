@@ -40,7 +40,7 @@ type Cell = tuple[int, int]
 
 
 @dataclass(slots=True)
-class ChunkGrid:
+class ChunkGridView:
     """The chunks of a plane, whose states become known one by one."""
 
     drawing: Drawing
@@ -102,9 +102,9 @@ class ChunkGrids:
         self._looks = SingleFlight[PictureName](outlasts=True)
         self.aclose = self._looks.aclose
         self._under_way: set[PictureName] = set()
-        self._known = cachetools.LRUCache[PictureName, tuple[ChunkGrid, float]](_MOST_GRIDS)
+        self._known = cachetools.LRUCache[PictureName, tuple[ChunkGridView, float]](_MOST_GRIDS)
 
-    async def get(self, dataset: Dataset, path: str, ref: str | None, at: Indices) -> ChunkGrid:
+    async def get(self, dataset: Dataset, path: str, ref: str | None, at: Indices) -> ChunkGridView:
         """Return the grid of the plane that `Previews.get` shows, as far as it is known in time.
 
         Raises: `BadParameterError` if there is none, `BusyError`, any other `ShardgateError`.
@@ -130,7 +130,7 @@ class ChunkGrids:
         try:
             async with asyncio.timeout(_LONGEST_S):
                 path, drawing = await self._planner.plan(dataset, name)
-                grid = ChunkGrid(drawing, path)
+                grid = ChunkGridView(drawing, path)
                 self._known.setdefault(name, (grid, 0.0))  # an older one shows more
                 await self._read(dataset, grid)
             self._known[name] = grid, self._clock() + _CACHED_S
@@ -139,7 +139,7 @@ class ChunkGrids:
         finally:
             self._under_way.discard(name)
 
-    async def _read(self, dataset: Dataset, grid: ChunkGrid) -> None:
+    async def _read(self, dataset: Dataset, grid: ChunkGridView) -> None:
         drawing = grid.drawing
         first = VirtualKey(join_path(drawing.directory, grid.name_of(grid.cells[0])))
         layout, rest, *_ = await self._resolver.find_container(dataset, first)
@@ -162,7 +162,7 @@ class ChunkGrids:
         await bounded_gather(look, grid.cells, limit=READS)
 
 
-def draw_grid(grid: ChunkGrid) -> bytes:
+def draw_grid(grid: ChunkGridView) -> bytes:
     """Return the drawing of *grid* in SVG."""
     down, across = (grid.edges(axis) for axis in grid.axes)
     extents = max(down.values()), max(across.values())
@@ -193,7 +193,7 @@ def draw_grid(grid: ChunkGrid) -> bytes:
     return text.encode()
 
 
-def _describe(grid: ChunkGrid, counts: Mapping[str, int]) -> Sequence[str]:
+def _describe(grid: ChunkGridView, counts: Mapping[str, int]) -> Sequence[str]:
     """Return the lines below a drawing."""
     drawing = grid.drawing
     shards = {shard for shard in grid.shards.values() if shard is not None}

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
 from shardgate.auth.access import NOBODY, Caller, ServedDataset, may_write
@@ -18,7 +18,7 @@ from shardgate.formats.listing import Name
 from shardgate.icechunk.repository import Ancestor, open_repository, read_history
 from shardgate.model import SHARDED, VirtualKey, join_path
 from shardgate.read.resolver import Resolver
-from shardgate.server.address import address_reached_by
+from shardgate.server.address import Address, address_reached_by
 from shardgate.server.request import Request, quote_key, quote_segment
 from shardgate.server.responses import NO_STORE, Responder
 from shardgate.settings import LoginSettings
@@ -135,7 +135,6 @@ class DatasetPages:
         found = await self._look(dataset, folder)
         # Where the store cannot list, arrays of Zarr v2 are known from them alone.
         found.has_consolidated = not names or any(name == _CONSOLIDATED for name, _ in names)
-        has_viewer = viewer_folder() is not None
         address = address_reached_by(request)
         key = request.key or ""
         if folder and not names and found.is_empty:
@@ -144,50 +143,41 @@ class DatasetPages:
         url = f"{root}/{quote_key(key)}".rstrip("/")
         sharded_url = f"{root}/{quote_key(sharded_key(key))}".rstrip("/")
         api = f"api/datasets/{quote(request.name, safe='')}"
-        path = quote(key.rstrip("/"), safe="")
-        node = found.node
-        array = found.array
-        is_own = key == folder  # of a session there are neither links nor pictures
-        is_shown = is_own and node is not None and is_viewable(node)
-        choices = _choices(node, at) if is_own and node is not None else None
-        rows = [
-            (each, _link_to(each, folder))
-            for each in found.overview.collections
-            if each is not array
-        ]
-        listed = {link for _, link in rows} | _links_to_refs(found.overview)
         reasons = dict.fromkeys(filter(None, [*found.reasons, failure]))
         is_beginning = not (folder or names or reasons) and found.is_empty
-        shown = names[:_MOST_NAMES]
-        others = [each for each in shown if f"./{quote_segment(each.name)}" not in listed]
-        viewer = signing_viewer_of(address, dataset, self._login.viewers)
-        is_linked = is_shown and (viewer or viewer_of(address, is_installed=has_viewer)) is not None
+        is_own = key == folder  # of a session there are neither links nor pictures
+        pictures = _list_pictures(found.node if is_own else None, key.rstrip("/"), at)
+        is_linked = is_own and self._has_viewer(address, dataset, found.node)
+        path = quote(key.rstrip("/"), safe="")
         return await self._page.render(
             url=url,
             home="../" * (key.count("/") + 1),
             has_api=address.token is None,
             api=api,
             crumbs=_crumbs(request.name, key),
-            node=node,
-            array=array and array.found,
+            node=found.node,
+            array=found.array and found.array.found,
             stored=found.stored,
-            rows=sorted(rows, key=lambda row: _is_coordinate(row[0].found)),
             is_all=found.overview.is_all,
             reasons=reasons,
             repositories=found.overview.repositories,
             history=found.history,
             is_at_ref=key.rstrip("/").rpartition("/")[2].startswith("@"),
-            attributes=await run_in_thread(_attributes, node),
+            attributes=await run_in_thread(_attributes, found.node),
             snippets=_snippets(url, sharded_url, found),
-            plane=None if choices is None else _plane_query(key.rstrip("/"), at),
-            # Names with characters that no page can have are left out.
-            sliders=[each for each in choices or () if each.size > 1 and each.name.isprintable()],
-            has_preview=has_viewer and node is not None and not node.array.why_not_pictured,
             viewer=f"{api}/viewer?path={path}" if is_linked else None,
-            names=others,
             creation=_creation(address.base, dataset, request) if is_beginning else {},
-            has_more_names=len(names) > _MOST_NAMES,
+            **pictures,
+            **_list_members(found, folder, names),
         )
+
+    def _has_viewer(self, address: Address, dataset: ServedDataset, node: NodeView | None) -> bool:
+        """Return whether a viewer that can be reached shows *node*."""
+        if node is None or not is_viewable(node):
+            return False
+        signing = signing_viewer_of(address, dataset, self._login.viewers)
+        own = viewer_of(address, is_installed=viewer_folder() is not None)
+        return (signing or own) is not None
 
     async def _look(self, dataset: ServedDataset, folder: VirtualKey) -> _FolderContents:
         """Read the parts of a page; one that fails, or takes too long, is left out."""
@@ -216,6 +206,39 @@ class DatasetPages:
             group.create_task(found.add(history()))
             group.create_task(found.add(overview(), within_s=None))
         return found
+
+
+def _list_members(
+    found: _FolderContents, folder: VirtualKey, names: Sequence[Name]
+) -> Mapping[str, Any]:
+    """Return the arrays below *folder*, and those of its *names* that nothing else links to."""
+    rows = [
+        (each, _link_to(each, folder))
+        for each in found.overview.collections
+        if each is not found.array
+    ]
+    links = {link for _, link in rows} | _links_to_refs(found.overview)
+    shown = names[:_MOST_NAMES]
+    return {
+        "rows": sorted(rows, key=lambda row: _is_coordinate(row[0].found)),
+        "names": [each for each in shown if f"./{quote_segment(each.name)}" not in links],
+        "has_more_names": len(names) > _MOST_NAMES,
+    }
+
+
+def _list_pictures(node: NodeView | None, path: str, at: Indices) -> Mapping[str, Any]:
+    """Return the plane of *node* that pictures show, and the axes along which others lie.
+
+    Raises: `BadParameterError`, as `_choices` does.
+    """
+    choices = None if node is None else _choices(node, at)
+    can_draw = node is not None and not node.array.why_not_pictured
+    return {
+        "plane": None if choices is None else _plane_query(path, at),
+        # Names with characters that no page can have are left out.
+        "sliders": [each for each in choices or () if each.size > 1 and each.name.isprintable()],
+        "has_preview": can_draw and viewer_folder() is not None,
+    }
 
 
 def _link_to(collection: CollectionSummary, folder: str) -> str:

@@ -55,8 +55,8 @@ def _describe(values: PlaneValues) -> Sequence[str]:
     read = f"{values.count:,} values read; logarithmic scale"
     if values.labels is not None:
         count, least, greatest = values.labels
-        told = [f"{count:,} labels in the picture", f"from {least} to {greatest}"]
-        return told if count else told[:1]
+        lines = [f"{count:,} labels in the picture", f"from {least} to {greatest}"]
+        return lines if count else lines[:1]
     if not values.histograms:
         return ["no values are known of this plane"]
     if values.contrast is None or len(values.histograms) > 1:

@@ -172,7 +172,7 @@ class Planner:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether the next attempt may succeed, so that what is known is kept until then."""
+    """Return whether the next attempt may succeed, so that the last result is kept until then."""
     if isinstance(error, ShardgateError):
         return status_of(error) in RETRIED
     return isinstance(error, TimeoutError)

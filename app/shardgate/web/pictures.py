@@ -2,9 +2,9 @@
 
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import RedirectResponse
 
 from shardgate.api.openapi import new_router
@@ -15,13 +15,18 @@ from shardgate.gateway.entity_headers import cache_headers
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.chunk_grids import ChunkGrids, draw_grid
+from shardgate.web.chunk_grids import ChunkGrids, ChunkGridView, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import PENDING, Preview, Previews
+from shardgate.web.sections import Indices
 from shardgate.web.viewer import ViewerLinks
 
 _SVG_TYPE: Final = "image/svg+xml"
+_PNG: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"image/png": {}}},
+    304: {"description": "It is unchanged."},
+}
 _SVG: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {_SVG_TYPE: {}}}}
 
 _PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
@@ -31,20 +36,32 @@ type _Path = Annotated[str, Query(description=_PATH)]
 type _Ref = Annotated[str | None, Query(description=_REF, max_length=1024)]
 
 
+class _PictureQuery(NamedTuple):
+    """Dataset, path and plane that a request names."""
+
+    dataset: ServedDataset
+    path: str
+    ref: str | None
+    at: Indices
+
+
 def build_pictures(
     datasets: Datasets, previews: Previews, grids: ChunkGrids, links: ViewerLinks
 ) -> APIRouter:
     """Build the routes of pictures, and of links into the viewer."""
     router = new_router("/api/datasets/{dataset}", "Pictures")
 
-    @router.get(
-        "/preview.png",
-        response_class=Response,
-        responses={200: {"content": {"image/png": {}}}, 304: {"description": "It is unchanged."}},
-    )
-    async def show_preview(
+    async def parse_query(
         request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    ) -> _PictureQuery:
+        named = datasets.find(dataset, request.scope["caller"])
+        at = read_indices(request.scope["query_string"].decode("latin-1"))
+        return _PictureQuery(named, path, ref, at)
+
+    type QueryDep = Annotated[_PictureQuery, Depends(parse_query)]
+
+    @router.get("/preview.png", response_class=Response, responses=_PNG)
+    async def show_preview(request: Request, query: QueryDep) -> Response:
         """Return a small picture of a plane of an array or multiscale, by default of the middle.
 
         `at.NAME=N` chooses element N along the axis NAME that the picture does not show, counted
@@ -58,55 +75,32 @@ def build_pictures(
         Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead. What
         cannot be read for a reason that may pass is 503 until it was drawn once.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
-        return _respond(request, named, preview, preview.png, "image/png")
+        preview = await previews.get(*query)
+        return _respond(request, query.dataset, preview, preview.png, "image/png")
 
     @router.get("/histogram.svg", response_class=Response, responses=_SVG)
-    async def show_histogram(
-        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    async def show_histogram(request: Request, query: QueryDep) -> Response:
         """Return a drawing of the values in the plane that `preview.png` shows: their range, and
         how many lie in each part of it. Parameters and headers are the same.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
+        preview = await previews.get(*query)
         body = draw_histogram(preview.values)
-        return _respond(request, named, preview, body, _SVG_TYPE)
+        return _respond(request, query.dataset, preview, body, _SVG_TYPE)
 
     @router.get("/grid.svg", response_class=Response, responses=_SVG)
-    async def show_grid(
-        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    async def show_grid(query: QueryDep) -> Response:
         """Return a drawing of the chunks in the plane that `preview.png` shows: which of them are
         stored, and in which shards. Parameters are the same.
 
         After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        grid = await grids.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
-        headers = _headers_of(named)
-        if not grid.is_complete:
-            headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
-        body = await run_in_thread(draw_grid, grid)
-        return Response(body, media_type=_SVG_TYPE, headers=headers)
+        grid = await grids.get(*query)
+        return await _respond_with_grid(query.dataset, grid)
 
     @router.get(
-        "/viewer",
-        status_code=HTTPStatus.TEMPORARY_REDIRECT,
-        response_class=RedirectResponse,
+        "/viewer", status_code=HTTPStatus.TEMPORARY_REDIRECT, response_class=RedirectResponse
     )
-    async def open_viewer(
-        request: Request,
-        dataset: str,
-        path: _Path = "",
-    ) -> str:
+    async def open_viewer(request: Request, dataset: str, path: _Path = "") -> str:
         """Redirect to Neuroglancer, which shows an array, image or volume."""
         named = datasets.find(dataset, request.scope["caller"])
         return await links.link(named, check_key(path.rstrip("/")), address_of(request))
@@ -120,6 +114,14 @@ def _headers_of(dataset: ServedDataset) -> dict[str, str]:
     if not dataset.is_public:
         headers["vary"] = "Authorization, Cookie"
     return headers
+
+
+async def _respond_with_grid(dataset: ServedDataset, grid: ChunkGridView) -> Response:
+    headers = _headers_of(dataset)
+    if not grid.is_complete:
+        headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
+    body = await run_in_thread(draw_grid, grid)
+    return Response(body, media_type=_SVG_TYPE, headers=headers)
 
 
 def _respond(

@@ -134,7 +134,7 @@ def test_invalid_container_or_setting_is_refused(document: Json) -> None:
 
 
 def test_absent_splitting_does_not_split() -> None:
-    """Without a configuration of splitting, or with no rules, one manifest has all chunks."""
+    """One manifest has all chunks if no splitting is configured, or there are no rules."""
     assert parse_splitting(None).splits("/a", None, 2) == (WHOLE, WHOLE)
     assert parse_splitting({"split_sizes": None}).splits("/a", ["x"], 1) == (WHOLE,)
     with pytest.raises(DecodeError, match="splitting is not an object"):

@@ -21,7 +21,7 @@ from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.manifest_writer import Rewritten
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
-from shardgate.formats.icechunk.transaction_log import MovedNode, TransactionLog
+from shardgate.formats.icechunk.transaction_log import MoveOperation, TransactionLog
 from tests.support.formats.icechunk.peer import (
     change_set,
     logged,
@@ -127,7 +127,7 @@ def test_move_of_theirs_is_the_only_conflict() -> None:
     parent = array_in_a_group(2000)
     moved = replace(parent.nodes["/g/a"], path="/b")
     there = {path: node for path, node in parent.nodes.items() if path != "/g/a"} | {"/b": moved}
-    log = replace(NOTHING, moved_nodes=(MovedNode("/g/a", "/g/b", C, is_array=True),))
+    log = replace(NOTHING, moves=(MoveOperation("/g/a", "/g/b", C, is_array=True),))
     for nodes, logs in ((there, [NOTHING]), (there, [log]), (parent.nodes, [log, log])):
         found = rebase(_chunks(1), parent, logs, replace(parent, nodes=nodes))
         assert _kinds(found) == [("move_operation_cannot_be_rebased", "/g/a")]

@@ -287,7 +287,7 @@ def test_moves_and_pruned_logs_agree_with_the_library(written: Written, info: Re
         assert list(map(encode_id, each.pruned_ancestor_tx_logs)) == pruned
         if not pruned:
             moved = [(move["from"], move["to"]) for move in expected["moved_nodes"]]
-            found = logged(written.folder, each.snapshot_id).moved_nodes
+            found = logged(written.folder, each.snapshot_id).moves
             assert [(move.source, move.target) for move in found] == moved
 
 

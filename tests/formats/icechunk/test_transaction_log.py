@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardgate.errors import ConflictError
 from shardgate.formats.icechunk.coords import Coords
 from shardgate.formats.icechunk.transaction_log import (
-    MovedNode,
+    MoveOperation,
     TransactionLog,
     TransactionLogDecoder,
     merge_logs,
@@ -100,7 +100,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], ...]
 PATHS = st.lists(st.sampled_from(["a", "a-", "b", "é"]), min_size=1, max_size=3).map(
     lambda names: "/" + "/".join(names)
 )
-MOVES = st.lists(st.builds(MovedNode, PATHS, PATHS, NODE_IDS, st.booleans()), max_size=4).map(
+MOVES = st.lists(st.builds(MoveOperation, PATHS, PATHS, NODE_IDS, st.booleans()), max_size=4).map(
     lambda moves: tuple(sorted(moves, key=lambda move: move.target.encode().split(b"/")))
 )
 LOGS = st.builds(
@@ -187,7 +187,7 @@ def test_merged_logs_list_each_node_and_chunk_once(
 
 def test_amending_a_commit_with_moves_is_refused() -> None:
     """Merging a log with moved nodes with any other raises ConflictError."""
-    moved = merging(moved_nodes=(MovedNode("/a", "/b", A, is_array=True),))
+    moved = merging(moves=(MoveOperation("/a", "/b", A, is_array=True),))
     for logs in ((moved, NOTHING), (NOTHING, moved)):
         with pytest.raises(ConflictError, match="moves nodes"):
             merge_logs(*logs)

@@ -15,8 +15,8 @@ from shardgate import errors
 from shardgate.errors import ShardgateError
 from shardgate.formats.icechunk.conflicts import Policy
 from shardgate.icechunk.commit import CommitResult
-from shardgate.icechunk.sessions.commit import SessionCommit
 from shardgate.icechunk.sessions.document import Sealed
+from shardgate.icechunk.sessions.session_commit import SessionCommit
 from shardgate.model import ETag, ObjectRef
 from shardgate.storage.contract import Conflict, Found
 from shardgate.storage.memory import MemoryStore

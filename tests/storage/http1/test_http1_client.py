@@ -486,7 +486,7 @@ async def test_missing_ca_file_fails_each_request() -> None:
 async def test_unusable_ssl_cert_file_fails_each_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    """With an SSL_CERT_FILE that is missing or no certificate each request over TLS fails.
+    """Each request over TLS fails if SSL_CERT_FILE is missing or no certificate.
 
     The error names the variable and the file.
     """

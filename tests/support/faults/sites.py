@@ -191,9 +191,9 @@ class Commit:
         assert acknowledged in (None, made)
         messages = self.site.healthy.messages()
         assert (messages.count(self.message), messages[0]) == (1, self.message)
-        self._demand_values()
+        self.demand_values()
 
-    def _demand_values(self) -> None:
+    def demand_values(self) -> None:
         values = self.site.healthy.values("a")
         assert values[self.number % 2 * 2][self.number // 2 % 2 * 2] == 1
 
@@ -218,8 +218,8 @@ class Move(Commit):
         chunk = put_chunks("/a", self.site.chunk_id, [self.number % 2, self.number // 2 % 2])
         return client.ask(move, chunk, key=f"k{self.number}", message=self.message)
 
-    def _demand_values(self) -> None:
-        super()._demand_values()
+    def demand_values(self) -> None:
+        super().demand_values()
         store = self.site.healthy.repo.readonly_session("main").store
         tree: Any = zarr.open_group(store, mode="r")
         assert self._target in tree
@@ -312,7 +312,7 @@ class Session(Commit):
         """Send the request to commit the session."""
         return asked(client, self.session_id, message=self.message)
 
-    def _demand_values(self) -> None:
+    def demand_values(self) -> None:
         store = self.site.healthy.repo.readonly_session("main").store
         group: Any = zarr.open_group(store, mode="r")
         assert f"g{self.number}" in group

@@ -28,7 +28,7 @@ from shardgate.formats.icechunk.snapshot import (
     StoredSnapshot,
     is_node_path,
 )
-from shardgate.formats.icechunk.transaction_log import MovedNode, TransactionLog
+from shardgate.formats.icechunk.transaction_log import MoveOperation, TransactionLog
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.grid import ChunkGrid, parse_grid
@@ -269,8 +269,8 @@ def _make_log(
             for node_id, chunks in sorted(changes.chunks.items())
             if len(chunks.coords)
         },
-        moved_nodes=tuple(
-            MovedNode(then[node_id].path, path, node_id, then[node_id].array is not None)
+        moves=tuple(
+            MoveOperation(then[node_id].path, path, node_id, then[node_id].array is not None)
             for node_id, path in changes.moves.items()
         ),
     )

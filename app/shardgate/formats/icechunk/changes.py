@@ -137,8 +137,8 @@ class _Editing:
         self._chunks: defaultdict[bytes, list[SetChunks]] = defaultdict(list)
         self._updated = set[bytes]()
         """Ids of nodes whose documents were replaced by others, and perhaps changed back."""
-        self._moved_ids: list[bytes] = []
-        """Ids of nodes, one for each time that the node was moved."""
+        self._moves: list[bytes] = []
+        """Node ids, one for each move of the node."""
 
     def apply(self, each: Edit) -> None:
         match each:
@@ -171,9 +171,9 @@ class _Editing:
         """Return the new paths of nodes of the parent. Raises: `BadBodyError` for a place that a
         node of the parent has left by deletion, as the specification says of ``moved_nodes``.
         """
-        if not self._moved_ids:
+        if not self._moves:
             return {}
-        wanted = frozenset(self._moved_ids)
+        wanted = frozenset(self._moves)
         paths = {node_id: path for path, node_id in self._ids.items() if node_id in wanted}
         moves = {
             node_id: path
@@ -218,7 +218,7 @@ class _Editing:
             raise BadBodyError(f"{path} cannot be moved to {target}: there is no such group")
         before = sorted(self._take_paths(path))
         after = [target + each.removeprefix(path) for each in before]
-        if len(self._moved_ids) + len(after) > _MAX_MOVES:
+        if len(self._moves) + len(after) > _MAX_MOVES:
             raise BadBodyError(f"the commit moves more than {_MAX_MOVES} nodes")
         insort(self._paths, target)
         below = bisect_left(self._paths, target + "/")
@@ -226,7 +226,7 @@ class _Editing:
         for old, new in zip(before, after, strict=True):
             self._nodes[new] = self._nodes.pop(old)._replace(path=new)
             self._ids[new] = self._ids.pop(old)
-            self._moved_ids.append(self._ids[new])
+            self._moves.append(self._ids[new])
 
     def _take_paths(self, path: str) -> set[str]:
         """Remove *path* and all below it from the ordered paths, and return them."""

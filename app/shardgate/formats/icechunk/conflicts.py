@@ -123,7 +123,7 @@ class _TheirChanges:
     def former_path(self) -> str | None:
         """Return the former path of a node that they moved, if there is one."""
         for log in self._logs:
-            for move in log.moved_nodes:
+            for move in log.moves:
                 return move.source
         former_path = (
             self.before[node_id].path

@@ -38,8 +38,8 @@ _VTABLE: Final = pack("<3H2x", 6, 8, 4)
 """Of tables that have the first field only."""
 
 
-class MovedNode(NamedTuple):
-    """Node that has another path after the commit, and the same id."""
+class MoveOperation(NamedTuple):
+    """Another path of a node, whose id stays; an item of ``moved_nodes``."""
 
     source: str
     """Path in the parent snapshot."""
@@ -60,7 +60,7 @@ class TransactionLog:
     updated_groups: frozenset[bytes]
     updated_chunks: Mapping[bytes, tuple[Coords, ...]]
     """Changed chunks of arrays, in batches; the same chunk may come twice."""
-    moved_nodes: tuple[MovedNode, ...] = ()
+    moves: tuple[MoveOperation, ...] = ()
     """Also every node below a moved group."""
 
     @property
@@ -70,7 +70,7 @@ class TransactionLog:
         return (
             128 * (nodes + len(self.updated_chunks) + len(batches))
             + sum(batch.nbytes for batch in batches)
-            + 768 * len(self.moved_nodes)
+            + 768 * len(self.moves)
         )
 
 
@@ -101,8 +101,8 @@ class TransactionLogDecoder(FileDecoder):
         return TransactionLog(
             **{name: frozenset(found) for name, found in named},
             updated_chunks=_read_updated_chunks(reader, updated_chunks),
-            moved_nodes=tuple(
-                MovedNode(source, target, node_id, bool(node_type))
+            moves=tuple(
+                MoveOperation(source, target, node_id, bool(node_type))
                 for source, target, node_id, node_type in moves or ()
             ),
         )
@@ -136,12 +136,12 @@ def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
         snapshot_id,
         *(sorted(getattr(log, name)) for name in _NODE_FIELDS),
         [(node_id, _chunk_vector(chunks[node_id])) for node_id in sorted(chunks)],
-        sorted(log.moved_nodes, key=_target_segments),
+        sorted(log.moves, key=_target_segments),
     )
     return seal_envelope(FileType.TRANSACTION_LOG, FlatBufferWriter().finish(_LOG, row))
 
 
-def _target_segments(move: MovedNode) -> list[bytes]:
+def _target_segments(move: MoveOperation) -> list[bytes]:
     """Return the key that moves are sorted by, segment by segment ("Node path sort order")."""
     return [segment.encode() for segment in move.target.split("/")]
 
@@ -156,7 +156,7 @@ def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:
     created = first.new_groups | first.new_arrays | then.new_groups | then.new_arrays
     excluded = gone | created
     # The merged log could not say which nodes were in the places that others moved to.
-    if first.moved_nodes or then.moved_nodes:
+    if first.moves or then.moves:
         raise ConflictError("a commit that moves nodes amends no other, and is not amended")
     return TransactionLog(
         new_groups=(first.new_groups - gone) | then.new_groups,

@@ -88,7 +88,7 @@ type _Operation = str | int | _Variable | _TemplateCall | _Operator
 
 class _Compiled(NamedTuple):
     parts: Sequence[str | Sequence[_Operation]]
-    """Texts, and what is evaluated between them."""
+    """Texts, and the expressions between them."""
     steps: int
 
 

@@ -210,9 +210,9 @@ class IndexCodec:
 def _transpose(numbers: bytes, shape: Sequence[int], order: Sequence[int]) -> bytes:
     """Transpose an array of 8-byte *numbers* to the axes *order*."""
     # numpy takes 64 axes, and the index of an array of 64 has one more: ones do not count.
-    moved = [axis for axis in order if shape[axis] > 1]
+    axes = [axis for axis in order if shape[axis] > 1]
     lengths = [length for length in shape if length > 1]
-    ranks = [sorted(moved).index(axis) for axis in moved]
+    ranks = [sorted(axes).index(axis) for axis in axes]
     return np.frombuffer(numbers, "V8").reshape(lengths).transpose(ranks).tobytes()
 
 

@@ -276,7 +276,7 @@ def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
 def _find_keys(
     texts: Sequence[bytes], sizes: NDArray[np.uint64]
 ) -> tuple[dict[bytes, int], LeftOut]:
-    """Return the entries whose names are keys, and what is left out. In an archive without any
+    """Return the entries whose names are keys, and those left out. In an archive without any
     slash backslashes are separators, as for Info-ZIP: programs of Windows write them.
     """
     numbers = dict[bytes, int]()

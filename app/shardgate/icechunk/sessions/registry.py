@@ -45,7 +45,7 @@ from shardgate.icechunk.sessions.journal import (
     entry_nbytes,
     list_sessions,
 )
-from shardgate.icechunk.sessions.session import LIFETIME_S, Session
+from shardgate.icechunk.sessions.session import LIFETIME_S, OpenedSession
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ObjectRef, VirtualKey, VolatileBucket
 from shardgate.read.budget import ByteBudget
@@ -148,7 +148,7 @@ class Sessions:
         root = _root_of(repository, session_id)
         if (store := self._find(root)) is None:
             location = SessionLocation(repository.directory, session_id)
-            session = Session(
+            session = OpenedSession(
                 location,
                 repository,
                 self._store,
@@ -207,7 +207,7 @@ class Sessions:
         store = self._find(dataset.root)
         return 0 if store is None else await store.erase(prefix.rstrip("/"))
 
-    async def discard(self, session: Session) -> None:
+    async def discard(self, session: OpenedSession) -> None:
         """End *session* and delete its document and journal."""
         await session.documents.edit(lambda document: _discarded(session.require_live(document)))
         await self._remove(session.location)

@@ -103,7 +103,7 @@ class ReplacedChunk(NamedTuple):
 
 
 @dataclass(eq=False)
-class Session:
+class OpenedSession:
     """State of a session as last read, and the means to read and change it."""
 
     location: SessionLocation

@@ -1,7 +1,7 @@
 """Session as an object store of plain Zarr with a bucket of its own.
 
 Keys are ``a/zarr.json`` and ``a/c/0/0``. Documents are in the session document or the parent
-snapshot, chunks in the journal or the manifests of that snapshot; see `Session.find_chunk`.
+snapshot, chunks in the journal or the manifests of that snapshot; see `OpenedSession.find_chunk`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from shardgate.icechunk.sessions.document import (
 from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
 from shardgate.icechunk.sessions.journal import ListedEntry
 from shardgate.icechunk.sessions.session import (
-    Session,
+    OpenedSession,
     SessionChunk,
     ViewEdit,
     is_journaled,
@@ -82,7 +82,7 @@ type _Journaled = dict[tuple[int, ...], ListedEntry]
 class SessionStore:
     """Object store of one session, whose keys lie below *root*, a bucket of their own."""
 
-    session: Session
+    session: OpenedSession
     root: ObjectRef
 
     async def verify_conditional_writes(self, _: ObjectRef) -> None:
@@ -284,7 +284,7 @@ def _no_chunk(view: SessionView, key: str) -> BadKeyError | ConflictError:
 
 @dataclass(frozen=True, slots=True)
 class _SessionListing:
-    session: Session
+    session: OpenedSession
     view: SessionView
     window: Window
     bucket: str
@@ -310,7 +310,7 @@ class _SessionListing:
         etag: ETag | None = None,
         modified_s: float | None = None,
     ) -> Listed:
-        """List a key; of what has no entry in the journal the time is the begin of the session."""
+        """List a key; without an entry in the journal its time is the begin of the session."""
         modified_s = modified_s or self.view.session.created_at_s
         return Listed(ObjectRef(self.bucket, key), nbytes, etag, modified_s)
 

@@ -21,9 +21,9 @@ from shardgate.formats.icechunk.repo_writer import WriteId
 from shardgate.icechunk.commit import CommitRequest, CommitResult
 from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository, open_repository
-from shardgate.icechunk.sessions.commit import SessionCommit
 from shardgate.icechunk.sessions.document import SessionDocument
 from shardgate.icechunk.sessions.registry import Sessions
+from shardgate.icechunk.sessions.session_commit import SessionCommit
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.icechunk.trains import Committer
 from shardgate.model import ETag, ObjectRef

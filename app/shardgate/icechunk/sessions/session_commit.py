@@ -56,7 +56,7 @@ from shardgate.icechunk.sessions.entries import (
 from shardgate.icechunk.sessions.journal import (
     ListedEntry,
 )
-from shardgate.icechunk.sessions.session import Session
+from shardgate.icechunk.sessions.session import OpenedSession
 
 _YOUNG_S: Final = 3600.0
 """Age up to which chunk files are not looked up: garbage collection that is set up right spares
@@ -83,7 +83,7 @@ type Commit = Callable[[SessionDocument, ChangeSet, WriteId], Awaitable[CommitRe
 class SessionCommit:
     """One request to commit *session*."""
 
-    session: Session
+    session: OpenedSession
     commit: Commit
     key: str | None
     """Idempotency key; without one any commit of the session is the result."""
@@ -155,7 +155,7 @@ class SessionCommit:
         return session.require_live(edited)
 
 
-async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, ChunkChanges]:
+async def gather_chunks(session: OpenedSession, view: SessionView) -> dict[bytes, ChunkChanges]:
     """Read the changed chunks of *view* from the journal, by node id.
 
     Entries outside of the current shape are left out. Raises: `ConflictError` for chunk files that
@@ -170,7 +170,7 @@ async def gather_chunks(session: Session, view: SessionView) -> dict[bytes, Chun
     return found
 
 
-async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
+async def _gather_array(session: OpenedSession, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
     journal = session.journal
     payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
     fragmented: dict[tuple[int, ...], Fragmented] = {}
@@ -196,7 +196,7 @@ async def _gather_array(session: Session, node: ViewedNode, chunks: Chunks) -> C
 
 
 async def _check_files(
-    session: Session,
+    session: OpenedSession,
     node: ViewedNode,
     payloads: Mapping[tuple[int, ...], JournalEntry],
     listed: Mapping[tuple[int, ...], ListedEntry],

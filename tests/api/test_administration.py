@@ -188,7 +188,7 @@ def test_only_admins_change_settings(place: Place) -> None:
 
 
 def test_public_dataset_asks_its_admins_for_credentials(place: Place) -> None:
-    """Callers that are no admins cannot change settings, even where everybody may read and write."""
+    """No caller but an admin changes settings, even where everybody may read and write."""
     callers = {"ann": CallerSettings(token_sha256=(sha256(b"ann").hexdigest(),))}
     dataset = DatasetSettings(url=place.folder.as_uri(), writable=True, admin=("ann",))
     with client_of(Settings(datasets={"repo": dataset}, callers=callers)) as client:

@@ -289,9 +289,7 @@ def test_prefix_of_the_setting_is_stripped_once_and_whole(path: bytes, below: by
         (b"/x", b"/x/_shard/em/c/0"),
     ],
 )
-def test_path_that_begins_like_the_prefix_of_the_header_is_whole(
-    header: bytes, path: bytes
-) -> None:
+def test_path_that_begins_like_a_prefix_in_a_header_is_whole(header: bytes, path: bytes) -> None:
     """A path of a dataset or route that is called like the prefix of the header is whole.
 
     A forged header leads to no path that a proxy keeps private.

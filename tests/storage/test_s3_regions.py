@@ -195,7 +195,7 @@ async def test_name_that_is_no_region_of_amazon_is_not_followed(
 async def test_configured_endpoint_is_kept_and_its_error_names_the_region(
     amazon: Amazon, monkeypatch: pytest.MonkeyPatch, *, by_environment: bool
 ) -> None:
-    """A wrong region of a configured endpoint is an error that names the right one, and settings."""
+    """A wrong region of a configured endpoint is an error with the right one and the settings."""
     url = "https://test.s3.amazonaws.com"
     if by_environment:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)

@@ -295,7 +295,7 @@ class CommitBuilder:
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
-        amended = await self._read_amended_log(tip) if request.amend else None
+        amended = await opened.read_log(tip.snapshot.object_id) if request.amend else None
         name = opened.repository.file("snapshots", base.object_id)
         finish = partial(self._finish, tip, base, applied, rewritten, amended)
         is_long = self._is_long or amended is not None
@@ -433,13 +433,6 @@ class CommitBuilder:
             if nbytes > _MAX_LOG_NBYTES:
                 self._refuse(tip.snapshot_id, "too_many_changes")
         return [*logs, *ahead.values()]
-
-    async def _read_amended_log(self, tip: BranchTip) -> TransactionLog:
-        log = await self.opened.find_log(tip.snapshot.object_id)
-        if log is None:
-            name = self.opened.repository.file("transactions", tip.snapshot.object_id)
-            raise DamagedError(name, "does not exist: the changes of the snapshot are unknown")
-        return log
 
     def _refuse(self, tip_id: str, kind: str) -> NoReturn:
         whole = asdict(CommitConflict(kind, "/"))

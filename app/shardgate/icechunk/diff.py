@@ -8,7 +8,7 @@ from itertools import batched
 from typing import Final, NamedTuple
 
 from shardgate.concurrency import bounded_gather
-from shardgate.errors import BadParameterError, DamagedError, UnknownRefError
+from shardgate.errors import BadParameterError, UnknownRefError
 from shardgate.formats.icechunk.differences import (
     Difference,
     DiffPosition,
@@ -105,13 +105,9 @@ async def _read_logs(
     logs: list[TransactionLog] = []
     nbytes = 0
     for batch in batched(wanted, 8):  # so that a limit is noticed early
-        found = await bounded_gather(opened.find_log, batch)
-        for object_id, log in zip(batch, found, strict=True):
-            if log is None:
-                name = opened.repository.file("transactions", object_id)
-                raise DamagedError(name, "does not exist: the changes of a commit are unknown")
-            logs.append(log)
-            nbytes += log.nbytes
+        found = await bounded_gather(opened.read_log, batch)
+        logs += found
+        nbytes += sum(log.nbytes for log in found)
         if nbytes > _MAX_NBYTES:
             raise BadParameterError("from: more has changed since than one answer compares")
         await held.reserve(nbytes)

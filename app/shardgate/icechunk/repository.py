@@ -113,6 +113,13 @@ class OpenedRepository:
         decode = TransactionLogDecoder(object_id, self.repository.limit_nbytes)
         return await self.repository.read("transactions", object_id, decode, self.fetch)
 
+    async def read_log(self, object_id: bytes) -> TransactionLog:
+        """Read the transaction log of a snapshot. Raises: `DamagedError` if it does not exist."""
+        if (log := await self.find_log(object_id)) is None:
+            name = self.repository.file("transactions", object_id)
+            raise DamagedError(name, "does not exist: the changes of a commit are unknown")
+        return log
+
     async def ancestry(self, snapshot_id: str) -> AsyncGenerator[SnapshotInfo]:
         """Yield a snapshot and its ancestors; raise `UnknownRefError` if it does not exist."""
         info = await self.info()

@@ -12,7 +12,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import obstore
-from cachetools import LRUCache
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from shardgate.concurrency import Backoff
@@ -43,7 +42,7 @@ from shardgate.storage.contract import (
     check_write,
     nbytes_of,
 )
-from shardgate.storage.http_headers import is_derived, is_strong
+from shardgate.storage.http_headers import is_strong
 from shardgate.storage.obstore_client import (
     FAILURES,
     NO_BUCKET_CODES,
@@ -71,7 +70,6 @@ if TYPE_CHECKING:  # obstore defines this name for type checkers only
     from obstore import PutMode
 
 _REFUSED: Final = Refusal("PUT", 412)
-_ABSENT_STATE: Final = ObjectState(ETag(""), ())
 _WRONG: "Final[PutMode]" = {"e_tag": '"0x8D0000000000000"', "version": "1"}
 
 
@@ -101,15 +99,12 @@ class CloudWriter:
     ) -> None:
         self._reader = reader
         self._write_settings = settings
-        self._look_at = look
         longest_s = 2 * options.deadline_s
         self._options = options
         self._clients: dict[str, Client] = {}
         self._turns = asyncio.Lock()  # of large objects
-        self._states: LRUCache[ObjectRef, ObjectState] = LRUCache(4096)
-        """Last known states of objects, by which most writes need no look before them."""
         policy = RetryPolicy(longest_s, backoff=options.backoff)
-        self._swapper = Swapper(policy, self._noted)
+        self._swapper = Swapper(policy, look)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
         self._probes = Probes(self._probe, longest_s)
 
@@ -129,7 +124,7 @@ class CloudWriter:
     ) -> ETag | Conflict:
         check_write(ref, pieces, expected)
         _check_name(ref)
-        before = await self._before(ref, expected)
+        before = await self._swapper.before(ref, expected)
         if isinstance(before, Conflict):
             return CONFLICT
         write = ObjectWrite(ref, expected, next_ids(before.ids), headers)
@@ -178,25 +173,6 @@ class CloudWriter:
             return False
         return await self._swapper.remove(ref, None, lambda: self._remove(ref))
 
-    async def _before(self, ref: ObjectRef, expected: Expected) -> ObjectState | Conflict:
-        """Return the state that the object has in the version *expected*, if it is in that."""
-        if not isinstance(expected, str):
-            return _ABSENT_STATE
-        if is_derived(expected):
-            return CONFLICT
-        state = self._states.get(ref)
-        if state is None or state.etag != expected:
-            state = await self._swapper.state(ref)
-        return CONFLICT if state is None or state.etag != expected else state
-
-    async def _noted(self, ref: ObjectRef) -> ObjectState | None:
-        state = await self._look_at(ref)
-        if state is None:
-            self._states.pop(ref, None)
-        else:
-            self._states[ref] = state
-        return state
-
     async def _send(
         self, write: ObjectWrite, body: bytes, mode: "PutMode"
     ) -> ETag | Refusal | None:
@@ -218,12 +194,12 @@ class CloudWriter:
             return None
         if is_google(ref.bucket) and not written["version"]:
             return None
-        self._states[ref] = ObjectState(ETag(etag), write.ids, written["version"])
+        self._swapper.note(ref, ObjectState(ETag(etag), write.ids, written["version"]))
         return ETag(etag)
 
     async def _remove(self, ref: ObjectRef) -> Refusal | None:
         """Send one DELETE; its success is proven by a look, since obstore tells no status."""
-        self._states.pop(ref, None)
+        self._swapper.note(ref, None)
         try:
             await obstore.delete_async(self._client(ref), ref.key)
         except FileNotFoundError:

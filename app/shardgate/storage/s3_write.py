@@ -13,7 +13,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-from cachetools import LRUCache
 from crc32c import crc32c
 
 from shardgate.concurrency import is_large, run_in_thread
@@ -62,7 +61,6 @@ from shardgate.storage.swapping import (
     BodyFetcher,
     ObjectState,
     Probes,
-    WriteIds,
     ids_metadata,
     is_refused,
     next_ids,
@@ -111,8 +109,6 @@ class S3Writer:
         self._swapper = S3Swapper(client, reader)
         self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
         self._multipart = MultipartWriter(client, self._swapper, self._fetcher, options.stale_s)
-        self._written: LRUCache[ObjectRef, tuple[ETag, WriteIds]] = LRUCache(4096)
-        """Version and ids of the last writes of this process."""
         self._features: dict[str, ServerFeatures] = {}
         self._probes = Probes(self._probe, 2 * options.deadline_s)
         self._without_copy: set[str] = set()
@@ -134,13 +130,13 @@ class S3Writer:
         headers: ObjectHeaders = NO_HEADERS,
     ) -> ETag | Conflict:
         check_write(ref, pieces, expected)
-        before = await self._ids_of(ref, expected)
+        before = await self._swapper.before(ref, expected)
         if isinstance(before, Conflict):
             return CONFLICT
-        write = S3Write(ref, expected, next_ids(before), headers)
+        write = S3Write(ref, expected, next_ids(before.ids), headers)
         etag = await self._put(write, pieces)
         if not isinstance(etag, Conflict):
-            self._written[ref] = etag, write.ids
+            self._swapper.note(ref, ObjectState(etag, write.ids))
         return etag
 
     async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
@@ -196,18 +192,6 @@ class S3Writer:
         if not isinstance(etag, Conflict):
             self._fetcher.keep(ref, etag, body)
         return etag
-
-    async def _ids_of(self, ref: ObjectRef, expected: Expected) -> WriteIds | Conflict:
-        """Return the ids that the version *expected* carries, if the object is in it."""
-        if not isinstance(expected, str):
-            return ()
-        if is_derived(expected):
-            return CONFLICT
-        known, ids = self._written.get(ref, (None, ()))
-        if known == expected:
-            return ids
-        state = await self._swapper.state(ref)
-        return CONFLICT if state is None or state.etag != expected else state.ids
 
     async def _features_of(self, ref: ObjectRef) -> "ServerFeatures":
         if ref.bucket not in self._features:

@@ -40,7 +40,7 @@ from shardgate.storage.contract import (
     nbytes_of,
     plan_spans,
 )
-from shardgate.storage.http_headers import derive_etag
+from shardgate.storage.http_headers import derive_etag, is_derived
 from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import NO_SUCH_KEY, Refusal
 from shardgate.storage.wrappers import RetryPolicy
@@ -94,6 +94,9 @@ class ObjectState(NamedTuple):
     """Number of the version in Google Cloud Storage."""
 
 
+_ABSENT_STATE: Final = ObjectState(ETag(""), ())
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectWrite:
     """An object to be written in place of the version *expected*."""
@@ -115,7 +118,32 @@ class Swapper:
         self, policy: RetryPolicy, look: Callable[[ObjectRef], Awaitable[ObjectState | None]]
     ) -> None:
         self._policy = policy
-        self._look = look
+        self._look_at = look
+        self._states: LRUCache[ObjectRef, ObjectState] = LRUCache(4096)
+        """Last known states of objects, by which most writes need no look before them."""
+
+    async def before(self, ref: ObjectRef, expected: Expected) -> ObjectState | Conflict:
+        """Return the state that *ref* has in the version *expected*, if it is in that."""
+        if not isinstance(expected, str):
+            return _ABSENT_STATE
+        if is_derived(expected):
+            return CONFLICT
+        state = self._states.get(ref)
+        if state is None or state.etag != expected:
+            state = await self.state(ref)
+        return CONFLICT if state is None or state.etag != expected else state
+
+    def note(self, ref: ObjectRef, state: ObjectState | None) -> None:
+        """Remember the state of *ref*; forget it if that is `None`."""
+        if state is None:
+            self._states.pop(ref, None)
+        else:
+            self._states[ref] = state
+
+    async def _look(self, ref: ObjectRef) -> ObjectState | None:
+        state = await self._look_at(ref)
+        self.note(ref, state)
+        return state
 
     async def state(self, ref: ObjectRef) -> ObjectState | None:
         """Return the state of *ref*, `None` if absent."""

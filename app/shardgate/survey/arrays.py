@@ -143,11 +143,6 @@ class ArrayView(Description):
         return not filters and _PLAIN.issuperset(self.codecs)
 
     @property
-    def is_pictured(self) -> bool:
-        """Return whether its metadata allow a preview."""
-        return not self.has_unequal_chunks and not self.why_not_pictured
-
-    @property
     def why_not_pictured(self) -> str:
         """Return why there is no preview, where its types of values and codecs tell."""
         if self.data_type not in _PICTURED:

@@ -194,6 +194,7 @@ class Commit:
         self.demand_values()
 
     def demand_values(self) -> None:
+        """Assert that what the commit wrote can be read."""
         values = self.site.healthy.values("a")
         assert values[self.number % 2 * 2][self.number // 2 % 2 * 2] == 1
 
@@ -219,6 +220,7 @@ class Move(Commit):
         return client.ask(move, chunk, key=f"k{self.number}", message=self.message)
 
     def demand_values(self) -> None:
+        """Assert that what the commit wrote can be read."""
         super().demand_values()
         store = self.site.healthy.repo.readonly_session("main").store
         tree: Any = zarr.open_group(store, mode="r")
@@ -313,6 +315,7 @@ class Session(Commit):
         return asked(client, self.session_id, message=self.message)
 
     def demand_values(self) -> None:
+        """Assert that what the commit wrote can be read."""
         store = self.site.healthy.repo.readonly_session("main").store
         group: Any = zarr.open_group(store, mode="r")
         assert f"g{self.number}" in group

@@ -84,8 +84,7 @@ def build_pictures(
         how many lie in each part of it. Parameters and headers are the same.
         """
         preview = await previews.get(*query)
-        body = draw_histogram(preview.values)
-        return _respond(request, query.dataset, preview, body, _SVG_TYPE)
+        return _respond(request, query.dataset, preview, draw_histogram(preview.values), _SVG_TYPE)
 
     @router.get("/grid.svg", response_class=Response, responses=_SVG)
     async def show_grid(query: QueryDep) -> Response:

@@ -41,14 +41,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
-from shardgate.formats.reading import (
-    DecodeError,
-    Fetch,
-    Opaque,
-    Read,
-    RunInThread,
-    Versioned,
-)
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,

@@ -2,9 +2,9 @@
 
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import RedirectResponse
 
 from shardgate.api.openapi import new_router
@@ -19,6 +19,7 @@ from shardgate.web.chunk_grids import ChunkGrids, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import PENDING, Preview, Previews
+from shardgate.web.sections import Indices
 from shardgate.web.viewer import ViewerLinks
 
 _SVG_TYPE: Final = "image/svg+xml"
@@ -31,20 +32,34 @@ type _Path = Annotated[str, Query(description=_PATH)]
 type _Ref = Annotated[str | None, Query(description=_REF, max_length=1024)]
 
 
+class _Plane(NamedTuple):
+    """The plane that a picture shows, as `Previews.get` and `ChunkGrids.get` take it."""
+
+    dataset: ServedDataset
+    path: str
+    ref: str | None
+    at: Indices
+
+
 def build_pictures(
     datasets: Datasets, previews: Previews, grids: ChunkGrids, links: ViewerLinks
 ) -> APIRouter:
     """Build the routes of pictures, and of links into the viewer."""
     router = new_router("/api/datasets/{dataset}", "Pictures")
 
+    def read_plane(request: Request, dataset: str, path: _Path = "", ref: _Ref = None) -> _Plane:
+        named = datasets.find(dataset, request.scope["caller"])
+        at = read_indices(request.scope["query_string"].decode("latin-1"))
+        return _Plane(named, path, ref, at)
+
+    type Plane = Annotated[_Plane, Depends(read_plane)]
+
     @router.get(
         "/preview.png",
         response_class=Response,
         responses={200: {"content": {"image/png": {}}}, 304: {"description": "It is unchanged."}},
     )
-    async def show_preview(
-        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    async def show_preview(request: Request, plane: Plane) -> Response:
         """Return a small picture of a plane of an array or multiscale, by default of the middle.
 
         `at.NAME=N` chooses element N along the axis NAME that the picture does not show, counted
@@ -58,55 +73,36 @@ def build_pictures(
         Whatever cannot be drawn, damaged chunks for example, has a grey placeholder instead. What
         cannot be read for a reason that may pass is 503 until it was drawn once.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
-        return _respond(request, named, preview, preview.png, "image/png")
+        preview = await previews.get(*plane)
+        return _respond(request, plane.dataset, preview, preview.png, "image/png")
 
     @router.get("/histogram.svg", response_class=Response, responses=_SVG)
-    async def show_histogram(
-        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    async def show_histogram(request: Request, plane: Plane) -> Response:
         """Return a drawing of the values in the plane that `preview.png` shows: their range, and
         how many lie in each part of it. Parameters and headers are the same.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        preview = await previews.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
+        preview = await previews.get(*plane)
         body = draw_histogram(preview.values)
-        return _respond(request, named, preview, body, _SVG_TYPE)
+        return _respond(request, plane.dataset, preview, body, _SVG_TYPE)
 
     @router.get("/grid.svg", response_class=Response, responses=_SVG)
-    async def show_grid(
-        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
-    ) -> Response:
+    async def show_grid(plane: Plane) -> Response:
         """Return a drawing of the chunks in the plane that `preview.png` shows: which of them are
         stored, and in which shards. Parameters are the same.
 
         After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
         """
-        named = datasets.find(dataset, request.scope["caller"])
-        grid = await grids.get(
-            named, path, ref, read_indices(request.scope["query_string"].decode("latin-1"))
-        )
-        headers = _headers_of(named)
+        grid = await grids.get(*plane)
+        headers = _headers_of(plane.dataset)
         if not grid.is_complete:
             headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
         body = await run_in_thread(draw_grid, grid)
         return Response(body, media_type=_SVG_TYPE, headers=headers)
 
     @router.get(
-        "/viewer",
-        status_code=HTTPStatus.TEMPORARY_REDIRECT,
-        response_class=RedirectResponse,
+        "/viewer", status_code=HTTPStatus.TEMPORARY_REDIRECT, response_class=RedirectResponse
     )
-    async def open_viewer(
-        request: Request,
-        dataset: str,
-        path: _Path = "",
-    ) -> str:
+    async def open_viewer(request: Request, dataset: str, path: _Path = "") -> str:
         """Redirect to Neuroglancer, which shows an array, image or volume."""
         named = datasets.find(dataset, request.scope["caller"])
         return await links.link(named, check_key(path.rstrip("/")), address_of(request))

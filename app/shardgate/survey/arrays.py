@@ -81,9 +81,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class ArrayView(Description):
-    """An array, or another collection, with all that clients of it are told beside its
-    description.
-    """
+    """An array, or another collection, with what clients are told beside its description."""
 
     axes: Sequence[Axis] = ()
     """As its metadata name them, or those of the image that it is a level of; none of an array of
@@ -141,11 +139,6 @@ class ArrayView(Description):
             return True
         filters = set(self.codecs[: self.codecs.index("bytes")]) - {"transpose"}
         return not filters and _PLAIN.issuperset(self.codecs)
-
-    @property
-    def is_pictured(self) -> bool:
-        """Return whether its metadata allow a preview."""
-        return not self.has_unequal_chunks and not self.why_not_pictured
 
     @property
     def why_not_pictured(self) -> str:

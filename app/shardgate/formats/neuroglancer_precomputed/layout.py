@@ -107,9 +107,7 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     async def _numbered(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
-        """Return the part and the chunk id if *key* is the id alone of a possible chunk, and no
-        object has that name.
-        """
+        """Return part and chunk id if *key* is the id of a possible chunk, and of no object."""
         path, _, name = key.rpartition("/")
         if (chunk_id := ID_NAMES.parse(name)) is None:
             return None

@@ -47,7 +47,9 @@ def build_pictures(
     """Build the routes of pictures, and of links into the viewer."""
     router = new_router("/api/datasets/{dataset}", "Pictures")
 
-    def read_plane(request: Request, dataset: str, path: _Path = "", ref: _Ref = None) -> _Plane:
+    async def read_plane(
+        request: Request, dataset: str, path: _Path = "", ref: _Ref = None
+    ) -> _Plane:
         named = datasets.find(dataset, request.scope["caller"])
         at = read_indices(request.scope["query_string"].decode("latin-1"))
         return _Plane(named, path, ref, at)

@@ -130,7 +130,8 @@ def create_app(
     overviews = OverviewCache(resolver)
     grids = ChunkGrids(resolver)
     cors = Cors(settings.server.cors_origins)
-    previews = _build_previews(shared)
+    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
+    previews = Previews(resolver, encoded, worker_command())
     links = ViewerLinks(resolver, previews, settings.login.viewers)
     pictures = build_pictures(datasets, previews, grids, links)
     routes = [pictures, *access.routes, *_build_routes(shared, committer, datasets, bodies)]
@@ -189,11 +190,6 @@ def _build_api(
     )
     add_viewer(api)
     return api
-
-
-def _build_previews(shared: Shared) -> Previews:
-    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
-    return Previews(shared.resolver, encoded, worker_command())
 
 
 def _build_reading(

@@ -88,7 +88,7 @@ class TagPage(BaseModel, use_attribute_docstrings=True):
     """`after` of the next page, if there is one."""
 
 
-class DifferencesPage(BaseModel, use_attribute_docstrings=True):
+class DifferencesPage(BaseModel, use_attribute_docstrings=True, from_attributes=True):
     """Page of the changes between two versions, by path."""
 
     from_snapshot_id: str
@@ -126,9 +126,7 @@ type _IfMatch = Annotated[
 
 
 def opens(find: FindDataset, resolver: Resolver) -> OpenRepository:
-    """Return a dependency that opens the repository of a request in the dataset that *find* finds
-    for the caller.
-    """
+    """Return a dependency that opens the repository of a request; *find* finds its dataset."""
 
     async def open_named(
         request: Request, dataset: str, path: RepositoryPath = ""
@@ -213,12 +211,7 @@ def _add_differences(router: APIRouter, opening: Any, logs: ByteBudget) -> None:
         `limit` counts chunks, and changes of nodes.
         """
         page = await read_diff(opened, logs, (from_, to), after, limit)
-        from_id, to_id, changes, next_ = page
-        return await _answer(
-            DifferencesPage(
-                from_snapshot_id=from_id, to_snapshot_id=to_id, changes=changes, next=next_
-            )
-        )
+        return await _answer(DifferencesPage.model_validate(page))
 
 
 def build_repository_changes(

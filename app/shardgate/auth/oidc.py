@@ -31,9 +31,7 @@ LEEWAY_S: Final = 60
 IDENTITY_S: Final = 300.0
 """Time after which a token is verified again, as its key may have been withdrawn."""
 KEYS_S: Final = 3600.0
-"""Time after which keys and configurations are read again, at the latest; so long a withdrawn key
-may be used.
-"""
+"""Longest time between reads of keys and configurations; so long a withdrawn key may be used."""
 RETRY_S: Final = 60.0
 """Time for which they are used once more after the issuer could not be reached."""
 APART_S: Final = 10.0

@@ -137,8 +137,8 @@ class Stray(NamedTuple):
 type Target = Slot | Document | Whole | Stray
 
 
-class KeyLocator(Protocol):
-    """Knows the keys of a container; all keys are relative to it."""
+class Layout(Protocol):
+    """An opened container; all keys are relative to it."""
 
     async def locate(self, key: VirtualKey, fetch: Fetch) -> Location:
         """Locate *key*. Raises: `DamagedError` where an index contradicts itself or its object."""
@@ -154,10 +154,6 @@ class KeyLocator(Protocol):
         """Return why no object can have a key, where the metadata tell; empty by default."""
         return ""
 
-
-class WriteLocator(Protocol):
-    """Knows where the keys of a container are written."""
-
     @property
     def is_read_only(self) -> bool:
         """Return whether nothing in it can ever be written; by default no."""
@@ -165,10 +161,6 @@ class WriteLocator(Protocol):
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written. Raises: `BadKeyError`, `ReadOnlyError`, `DamagedError`."""
-
-
-class KeyLister(Protocol):
-    """Knows how the keys of a container are listed."""
 
     async def listing_rules(self, directory: VirtualKey, fetch: Fetch) -> ListingRules:
         """Return how *directory*, empty or with a final slash, is listed."""
@@ -184,10 +176,6 @@ class KeyLister(Protocol):
         metadata do not name them, and only a listing would find them.
         """
         return None
-
-
-class ChunkSurveyor(Protocol):
-    """Knows the chunks and shards that a container has."""
 
     async def collections(
         self, _fetch: Fetch, _listing: Listing, _run_in_thread: RunInThread
@@ -210,10 +198,6 @@ class ChunkSurveyor(Protocol):
         """
         shard = await self.holding(key, fetch)
         return None if shard is None else str(shard.ref)
-
-
-class Layout(KeyLocator, WriteLocator, KeyLister, ChunkSurveyor, Protocol):
-    """An opened container; callers that need a part of it ask for one of the protocols."""
 
     def as_stored(self) -> "Layout":
         """Return the layout in which the same keys are served as they are stored."""

@@ -279,7 +279,7 @@ class CommitBuilder:
         check_metadata(request.metadata)
         may_be_empty = request.allow_empty
         tip_id = tip.snapshot_id
-        base = await self._read_base(tip, tip_id)
+        base = tip.ahead[-1].snapshot if tip.ahead else await self._read_snapshot(tip_id)
         # The branch has moved since the changes were made.
         if tip_id != request.parent_id:
             if request.amend:
@@ -290,8 +290,11 @@ class CommitBuilder:
         config = config_of(opened, tip.info)
         self._is_long = max(base.nbytes, changes.nbytes) > SHORT_NBYTES
         is_long = self._is_long or config.splitting is not None
-        apply = partial(_apply, changes, base, config)
-        applied = await opened.decode_in_thread(opened.repo, apply, is_long=is_long)
+        applied = await opened.decode_in_thread(
+            opened.repo,
+            lambda: apply_changes(changes, base, parse_splitting(config.splitting)),
+            is_long=is_long,
+        )
         if applied.is_empty and not may_be_empty:
             raise BadBodyError("nothing changes, and allow_empty is not set")
         rewritten = await self._rewrite_all(applied, config.compression_level, files)
@@ -377,9 +380,6 @@ class CommitBuilder:
             return file.value
         decode = partial(ManifestDecoder(object_id, repository.limit_nbytes), file.data)
         return await self.opened.decode_in_thread(repository.file("manifests", object_id), decode)
-
-    async def _read_base(self, tip: BranchTip, tip_id: str) -> StoredSnapshot:
-        return tip.ahead[-1].snapshot if tip.ahead else await self._read_snapshot(tip_id)
 
     async def _read_snapshot(self, snapshot_id: str) -> StoredSnapshot:
         repository = self.opened.repository
@@ -482,10 +482,6 @@ def _manifest_files(
                 value = decode(data)
         files.append(PreparedFile("manifests", object_id, data, decode, value))
     return files
-
-
-def _apply(changes: ChangeSet, base: StoredSnapshot, config: Config) -> Applied:
-    return apply_changes(changes, base, parse_splitting(config.splitting))
 
 
 def config_of(opened: OpenedRepository, info: RepoInfo) -> Config:

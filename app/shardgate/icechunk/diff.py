@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import batched
 from typing import Final, NamedTuple
 
@@ -43,8 +42,8 @@ class Change:
 class DiffPage(NamedTuple):
     """Part of the differences between two snapshots."""
 
-    from_id: str
-    to_id: str
+    from_snapshot_id: str
+    to_snapshot_id: str
     changes: list[Change]
     next: str | None
     """Argument *after* of the next part, if there is one."""
@@ -77,7 +76,12 @@ async def read_diff(
         logs = await _read_logs(opened, wanted, held)
         before = await _read_nodes(opened, from_id)
         later = await _read_nodes(opened, to_id)
-        compare = partial(_compare, before, later, logs, start, limit)
+
+        def compare() -> tuple[list[Change], DiffPosition | None]:
+            found = find_differences(before.nodes, later.nodes, logs)
+            taken, stop = take_differences(found, start, limit)
+            return [_describe(each, chunks) for each, chunks in taken], stop
+
         changes, stop = await opened.decode_in_thread(opened.directory, compare)
     finally:
         await held.release()
@@ -119,18 +123,6 @@ async def _read_nodes(opened: OpenedRepository, snapshot_id: str) -> StoredSnaps
     if snapshot is None:
         raise UnknownRefError(f"there is no snapshot {snapshot_id} in {opened.directory}")
     return snapshot
-
-
-def _compare(
-    before: StoredSnapshot,
-    after: StoredSnapshot,
-    logs: Sequence[TransactionLog],
-    start: DiffPosition,
-    limit: int,
-) -> tuple[list[Change], DiffPosition | None]:
-    found = find_differences(before.nodes, after.nodes, logs)
-    taken, stop = take_differences(found, start, limit)
-    return [_describe(each, chunks) for each, chunks in taken], stop
 
 
 def _describe(each: Difference, chunks: list[list[int]]) -> Change:

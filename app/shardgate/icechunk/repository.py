@@ -86,9 +86,7 @@ class OpenedRepository:
     async def decode_in_thread[T](
         self, ref: ObjectRef, call: Callable[[], T], *, is_long: bool = True
     ) -> T:
-        """Run *call*, in a worker thread if it *is_long*; raise `DamagedError` of *ref* for a
-        `DecodeError`.
-        """
+        """Run *call*, in a thread if *is_long*; raise `DamagedError` of *ref* for `DecodeError`."""
         try:
             return await run_in_thread(call, is_long=is_long)
         except DecodeError as error:
@@ -164,9 +162,7 @@ class OpenedRepository:
 
 
 async def open_repository(root: Root, path: str) -> OpenedRepository:
-    """Open the repository at *path* below *root*. Raises: `UnknownRepositoryError`,
-    `DamagedError`.
-    """
+    """Open the repository *path* below *root*. Raises: `UnknownRepositoryError`, `DamagedError`."""
     layout = await root.containers.open(root.ref.join(path), root.fetch)
     if not isinstance(layout, RepositoryLayout):
         place = f"at {path}" if path else "at its root; its path is needed"

@@ -9,7 +9,6 @@ from shardgate.errors import DamagedError, MetadataMissingError, NotAllowedError
 from shardgate.formats.contract import (
     Document,
     Format,
-    KeyLocator,
     Layout,
     StoredObjects,
     Stray,
@@ -65,7 +64,6 @@ class MissingArray(PassThrough):
         return MISSING
 
     async def target(self, key: VirtualKey, _: Fetch) -> Target:
-        """Return a target that can only be deleted."""
         return Stray(self.directory.join(key))
 
 
@@ -89,7 +87,7 @@ class Container(NamedTuple):
     layout: Layout
     rest: VirtualKey
     """The key within the container."""
-    outer: Sequence[tuple[KeyLocator, int]] = ()
+    outer: Sequence[tuple[Layout, int]] = ()
     """Containers around it, none of which encloses the key, and where their keys begin in it."""
     members: Members | None = None
     """The members that it lies among, if the key leads into an archive."""
@@ -143,9 +141,7 @@ class Containers:
 
     @property
     def inside_archives(self) -> "Containers":
-        """The containers among members: no repositories, whose references lead to whole objects,
-        and no archives.
-        """
+        """Containers among members: no archives, nor repositories, which refer to whole objects."""
         formats = [fmt for fmt in self.formats if isinstance(fmt, DocumentFormat)]
         return Containers(formats, walked=self.walked, is_sharded=self.is_sharded)
 
@@ -212,7 +208,7 @@ class Containers:
         rest = key
         fault: MetadataMissingError | DamagedError | NotAllowedError | None = None
         is_total = False
-        outer: list[tuple[KeyLocator, int]] = []
+        outer: list[tuple[Layout, int]] = []
         directory = root
         start = 0
         for _ in range(MAX_DEPTH):

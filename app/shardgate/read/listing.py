@@ -13,7 +13,7 @@ import numpy as np
 
 from shardgate.concurrency import bounded_gather, run_in_thread, take, yield_to_loop
 from shardgate.errors import DamagedError, NotAllowedError
-from shardgate.formats.contract import KeyLocator, Layout
+from shardgate.formats.contract import Layout
 from shardgate.formats.listing import (
     LAST,
     GridWalk,
@@ -94,7 +94,7 @@ class FoundKey(NamedTuple):
     key: str
     found: Location | Listed | None
     """Location, or stored object; `None` for a common prefix, or where *layout* tells."""
-    layout: KeyLocator | None = None
+    layout: Layout | None = None
     """Locates the key, which it knows as *inside*, if set."""
     inside: VirtualKey = VirtualKey("")
     modified_s: float | None = None

@@ -234,9 +234,7 @@ async def _decode[T: Weighable](
 
 
 def _clip(place: Place, request: ByteRequest | None) -> tuple[int, int, int]:
-    """Return where the part *request* of the member at *place* starts and stops, and the size of
-    the member.
-    """
+    """Return start and stop of the part *request* of the member at *place*, and its whole size."""
     match place:
         case Stored(_, (begin, end)) | Part(_, (begin, end)):
             nbytes = end - begin

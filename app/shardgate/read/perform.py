@@ -91,7 +91,9 @@ async def _decode[T: Weighable](
             await held.grow(unknown_nbytes if nbytes is None else nbytes)
             parts = [found.data]
             if not is_complete:
-                parts.append(await _read_rest(store, read, found, stop))
+                rest = ByteRange(found.byte_range.stop, stop)
+                more = await read_exactly(store, read.ref, rest, found.etag, read.kind)
+                parts.append(more.data)
             value = await asyncio.to_thread(lambda: decode(b"".join(parts)))
         return Versioned(value, found.etag, found.size, found.modified_s, coding)
     except DecodeError as error:
@@ -99,11 +101,6 @@ async def _decode[T: Weighable](
     if found.coding and not coding:
         reason += f" (it is stored with Content-Encoding: {found.coding})"
     raise DamagedError(read.ref, reason)
-
-
-async def _read_rest(store: ObjectReader, read: Read[Any], found: Found, stop: int) -> bytes:
-    rest = ByteRange(found.byte_range.stop, stop)
-    return (await read_exactly(store, read.ref, rest, found.etag, read.kind)).data
 
 
 async def _memory_nbytes(read: Read[Any], complete: Found | None) -> int | None:

@@ -18,13 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from shardgate.errors import BadKeyError
-from shardgate.model import (
-    FORBIDDEN_IN_KEYS,
-    MAX_KEY_NBYTES,
-    NAMED_REFS,
-    VirtualKey,
-    escape_ref,
-)
+from shardgate.model import FORBIDDEN_IN_KEYS, MAX_KEY_NBYTES, NAMED_REFS, VirtualKey, escape_ref
 from shardgate.read.bodies import Body
 from shardgate.server.body import IncomingBody
 from shardgate.settings import RESERVED, first_segment, path_prefix

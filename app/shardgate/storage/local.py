@@ -16,15 +16,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from shardgate.errors import VersionChangedError
-from shardgate.model import (
-    ByteRange,
-    ByteRequest,
-    Condition,
-    ETag,
-    GuardedBucket,
-    ObjectRef,
-    Piece,
-)
+from shardgate.model import ByteRange, ByteRequest, Condition, ETag, GuardedBucket, ObjectRef, Piece
 from shardgate.storage.contract import (
     NO_HEADERS,
     NOT_MODIFIED,

@@ -59,7 +59,6 @@ class S3Store(S3Writer, HttpReader):
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
     ) -> AsyncIterator[Listed]:
-        """Page through ListObjectsV2."""
         with translated(prefix):
             listing = _S3Listing(self._client, bucket_of(prefix), self._in_order)
             found = listing.folder(prefix, after) if delimiter else listing.walk(prefix, after)

@@ -46,10 +46,7 @@ from shardgate.errors import (
 )
 from shardgate.model import ETag, ObjectRef
 from shardgate.settings import StoreSettings
-from shardgate.storage.contract import (
-    ABSENT,
-    Conflict,
-)
+from shardgate.storage.contract import ABSENT, Conflict
 from shardgate.storage.http_headers import METADATA, skew_of, version_of
 from shardgate.storage.http_reader import HttpReader
 from shardgate.storage.refusals import Refusal, no_bucket, no_credentials, other_region

@@ -18,21 +18,9 @@ from cachetools import TTLCache
 from shardgate.concurrency import bounded_gather
 from shardgate.errors import StorageError, VersionChangedError
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
-from shardgate.storage.contract import (
-    CONFLICT,
-    TEMPORARY,
-    Conflict,
-    WriteNotice,
-    nbytes_of,
-)
+from shardgate.storage.contract import CONFLICT, TEMPORARY, Conflict, WriteNotice, nbytes_of
 from shardgate.storage.refusals import Refusal
-from shardgate.storage.s3_client import (
-    S3Answer,
-    S3Client,
-    S3Swapper,
-    S3Write,
-    bucket_of,
-)
+from shardgate.storage.s3_client import S3Answer, S3Client, S3Swapper, S3Write, bucket_of
 from shardgate.storage.swapping import BodyFetcher, is_refused
 
 _MAX_PARTS: Final = 10_000

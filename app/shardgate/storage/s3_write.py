@@ -16,12 +16,7 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from shardgate.concurrency import is_large, run_in_thread
-from shardgate.errors import (
-    StorageDeniedError,
-    StorageError,
-    UnwritableError,
-    VersionChangedError,
-)
+from shardgate.errors import StorageDeniedError, StorageError, UnwritableError, VersionChangedError
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
 from shardgate.storage.contract import (
     CONFLICT,

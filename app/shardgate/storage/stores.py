@@ -317,9 +317,7 @@ def parse_root(url: str) -> ObjectRef:
 
 
 def _split_file(root: ObjectRef) -> ObjectRef:
-    """Return a file as an object of its folder, or of the one that a link leads to; a folder as it
-    is.
-    """
+    """Return a file as an object of its folder, or of that which a link leads to; or a folder."""
     path = Path(os.fsdecode(folder_of(root.bucket)))
     if path.is_dir():
         return root

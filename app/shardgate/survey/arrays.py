@@ -81,9 +81,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class ArrayView(Description):
-    """An array, or another collection, with all that clients of it are told beside its
-    description.
-    """
+    """An array, or another collection, with what clients are told beside its description."""
 
     axes: Sequence[Axis] = ()
     """As its metadata name them, or those of the image that it is a level of; none of an array of

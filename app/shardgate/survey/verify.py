@@ -221,7 +221,6 @@ class _Sources:
         self._examples: dict[str, str] = {}
 
     async def findings(self) -> AsyncGenerator[Finding]:
-        """Follow all references."""
         count = 0
         try:
             async for name, _ in self._members.below("", "", "", self._fetch):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,9 +75,7 @@ class ChunkGridView:
         return self.drawing.name(tuple(position))
 
     def edges(self, axis: int) -> Mapping[int, int]:
-        """Return the first element of each chunk along *axis*, and the end of the last one, counted
-        from the first.
-        """
+        """Return where each chunk begins along *axis*, from the first, and where the last ends."""
         cells = self.drawing.cells[axis]
         size = self.drawing.chunk_shape[axis]
         edges = {cell: (cell - cells.start) * size for cell in cells}
@@ -88,17 +86,10 @@ class ChunkGridView:
 class ChunkGrids:
     """Looks at the chunks of the planes that pictures show, up to some 1,024 of each."""
 
-    def __init__(
-        self,
-        resolver: Resolver,
-        *,
-        wait_s: float = _WAIT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, resolver: Resolver, *, wait_s: float = _WAIT_S) -> None:
         self._resolver = resolver
         self._planner = Planner(resolver)
         self._wait_s = wait_s
-        self._clock = clock
         self._looks = SingleFlight[PictureName](outlasts=True)
         self.aclose = self._looks.aclose
         self._under_way: set[PictureName] = set()
@@ -111,7 +102,7 @@ class ChunkGrids:
         """
         name = await self._planner.name(dataset, path, ref, at)
         grid, expires_at = self._known.get(name, (None, 0.0))
-        if grid is None or self._clock() >= expires_at:
+        if grid is None or time.monotonic() >= expires_at:
             others = self._under_way - {name}
             if sum(other.dataset == name.dataset for other in others) >= _MOST_AT_ONCE:
                 raise BusyError(f"other grids of {dataset.name} are read at this time")
@@ -133,7 +124,7 @@ class ChunkGrids:
                 grid = ChunkGridView(drawing, path)
                 self._known.setdefault(name, (grid, 0.0))  # an older one shows more
                 await self._read(dataset, grid)
-            self._known[name] = grid, self._clock() + _CACHED_S
+            self._known[name] = grid, time.monotonic() + _CACHED_S
         except DecodeError as error:
             raise BadParameterError(f"path: {error}") from error
         finally:

@@ -3,7 +3,7 @@
 import hmac
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -51,9 +51,8 @@ class DeviceLimiter:
     of them asks the issuer.
     """
 
-    def __init__(self, proxies: Networks, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, proxies: Networks) -> None:
         self._proxies = proxies
-        self._clock = clock
         # Number of requests, and the end of their minute, of so many clients.
         self._counts = cachetools.FIFOCache[str, tuple[int, float]](4096)
 
@@ -63,7 +62,7 @@ class DeviceLimiter:
         if not sent.peer:  # of a local socket, which admission does not limit either
             return
         client = client_of(sent.peer.decode(), sent.headers, self._proxies)
-        now = self._clock()
+        now = time.monotonic()
         count, until = self._counts.get(client, (0, -math.inf))
         if until <= now:
             count = 0

@@ -20,14 +20,7 @@ from shardgate.server.problems import RETRIED, status_of
 from shardgate.server.request import check_key
 from shardgate.web.nodes import NodeView, find_images, read_node, read_zarr
 from shardgate.web.rendering import visible
-from shardgate.web.sections import (
-    ENOUGH,
-    Drawing,
-    Indices,
-    UndrawableError,
-    draw_volume,
-    draw_zarr,
-)
+from shardgate.web.sections import ENOUGH, Drawing, Indices, UndrawableError, draw_volume, draw_zarr
 
 AT: Final = "at."
 """Begins the names of parameters with a position along an axis."""

@@ -112,9 +112,7 @@ async def _read_image(
 
 
 async def _read_array(resolver: Resolver, dataset: Dataset, node: NodeView) -> NodeView:
-    """Return *node* with its array, and the axes of the nearest image above that it is a level of,
-    if any.
-    """
+    """Return *node* with its array, and the axes of the nearest image that it is a level of."""
     with suppress(DecodeError):  # the rest of the page shows the damage
         node = replace(node, array=ArrayView.of_zarr(node.document))
     for parent in islice(_parents(node.path), 3):  # groups that may be the image
@@ -227,9 +225,7 @@ async def read_body(
 async def find_images(
     resolver: Resolver, dataset: Dataset, path: str, most: int = MAX_COLLECTIONS
 ) -> AsyncGenerator[str]:
-    """Yield *path*, then those of images, arrays and containers of volumes among the first *most*
-    collections below it.
-    """
+    """Yield *path*, then images, arrays and containers of volumes of the first *most* below it."""
     yield path
     folder = VirtualKey(f"{path}/" if path else "")
     overview = await summarize(resolver, dataset, folder, most=most)

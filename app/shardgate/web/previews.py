@@ -231,9 +231,7 @@ class Previews:
             look = again
 
     async def _read_chunks(self, dataset: Dataset, look: _Look) -> tuple[Mapping[str, bytes], ETag]:
-        """Read the objects for the worker, without content codings; return the ETag of a picture
-        of them as well.
-        """
+        """Read the objects for the worker, without codings, and the ETag of their picture."""
         drawing = look.drawing
         nbytes = look.nbytes
         document_name, document = drawing.document

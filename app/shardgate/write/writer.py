@@ -36,13 +36,7 @@ from shardgate.formats.reading import DecodeError, Read, Versioned, Weighable
 from shardgate.model import SHARDED, ByteRange, ETag, ObjectRef, VirtualKey, Whole
 from shardgate.read.bodies import Demand, forms_of
 from shardgate.read.consistency import FreshnessTracker, consistent
-from shardgate.read.containers import (
-    LIKE_A_CHUNK,
-    Dataset,
-    PassThrough,
-    Routes,
-    split_sharded,
-)
+from shardgate.read.containers import LIKE_A_CHUNK, Dataset, PassThrough, Routes, split_sharded
 from shardgate.read.metadata_cache import ReadCache
 from shardgate.read.resolver import Resolver
 from shardgate.storage.contract import (

@@ -337,9 +337,7 @@ class RepositoryLayout(Layout):
     async def _walk(
         self, node: SnapshotNode, chunks: Chunks, lead: str, modified_s: int, io: ListingIO
     ) -> Walk:
-        """Return the walk of the chunks of *node* that its references allow for; *lead* is the
-        prefix of their keys.
-        """
+        """Return the walk of the chunks that *node* refers to; their keys begin with *lead*."""
         manifests = [
             await self.repository.manifest(object_id, io.fetch) for object_id, _ in chunks.manifests
         ]

@@ -27,14 +27,7 @@ from shardgate.formats.kerchunk.reference_table import (
 )
 from shardgate.formats.listing import Window
 from shardgate.formats.members import SET_SUFFIXES, Members, Place
-from shardgate.formats.reading import (
-    BoundDecoder,
-    DecodeError,
-    Fetch,
-    Opaque,
-    Read,
-    RunInThread,
-)
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read, RunInThread
 from shardgate.formats.references import SLASHES, Allowed, resolve
 from shardgate.formats.surveying import ABSENT_SOURCE, ChunkCollection, Listing
 from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, Stored

@@ -72,7 +72,6 @@ class ReferenceTable:
         return len(self.sources)
 
     def lookup(self, row: int) -> Reference:
-        """Return the reference in *row*."""
         if row >= len(self):
             return InvalidReference(f"its table has {len(self)} references, and no {row}")
         source = self.sources.item(row)

@@ -41,14 +41,7 @@ from shardgate.formats.neuroglancer_precomputed.metadata import (
 )
 from shardgate.formats.neuroglancer_precomputed.rewrite import ChunkRewriter
 from shardgate.formats.neuroglancer_precomputed.survey import PrecomputedShard, PrecomputedShards
-from shardgate.formats.reading import (
-    DecodeError,
-    Fetch,
-    Opaque,
-    Read,
-    RunInThread,
-    Versioned,
-)
+from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,
@@ -114,9 +107,7 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     async def _numbered(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
-        """Return the part and the chunk id if *key* is the id alone of a possible chunk, and no
-        object has that name.
-        """
+        """Return part and chunk id if *key* is the id of a possible chunk, and of no object."""
         path, _, name = key.rpartition("/")
         if (chunk_id := ID_NAMES.parse(name)) is None:
             return None

@@ -419,7 +419,6 @@ class InfoTranslator:
     """Keeps the sharding of stored shards, and all members that give their bytes a meaning."""
 
     def is_marker(self, stored: bytes) -> bool:
-        """Return whether *stored* is an ``info`` of this format."""
         return _parse_stored(stored) is not None
 
     async def translate(

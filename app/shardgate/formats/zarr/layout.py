@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardgate.errors import BadKeyError, DamagedError, ReadOnlyError
-from shardgate.formats.contract import (
-    Document,
-    Layout,
-    Slot,
-    StoredContainer,
-    Target,
-    Translator,
-)
+from shardgate.formats.contract import Document, Layout, Slot, StoredContainer, Target, Translator
 from shardgate.formats.documents import Json, may_contain, show
 from shardgate.formats.listing import PLAIN, UNIFORM, ListingRules
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThread, Versioned

@@ -11,14 +11,7 @@ import numpy as np
 
 from shardgate.errors import BadBodyError, ConflictError
 from shardgate.formats.documents import Json, parse_json, write_json
-from shardgate.formats.reading import (
-    DecodedMetadata,
-    DecodeError,
-    Fetch,
-    Opaque,
-    Read,
-    RunInThread,
-)
+from shardgate.formats.reading import DecodedMetadata, DecodeError, Fetch, Opaque, Read, RunInThread
 from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import (
     chunk_form,

@@ -12,13 +12,7 @@ from typing import Final
 from shardgate.errors import DamagedError
 from shardgate.formats.contract import StoredObjects
 from shardgate.formats.documents import DocumentDecoder, Json, as_integer, json_memory_nbytes
-from shardgate.formats.reading import (
-    DecodedMetadata,
-    DecodeError,
-    Fetch,
-    Read,
-    RunInThread,
-)
+from shardgate.formats.reading import DecodedMetadata, DecodeError, Fetch, Read, RunInThread
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.survey import describe_served

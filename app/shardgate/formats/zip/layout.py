@@ -24,15 +24,7 @@ from shardgate.formats.zip.directory import (
     memory_nbytes,
     unwrap,
 )
-from shardgate.model import (
-    MISSING,
-    ByteRange,
-    Coded,
-    Inline,
-    ObjectRef,
-    Stored,
-    SuffixRange,
-)
+from shardgate.model import MISSING, ByteRange, Coded, Inline, ObjectRef, Stored, SuffixRange
 
 _REMEMBERED: Final = 256
 

@@ -193,9 +193,7 @@ class OpenedSession:
     async def find_chunk(
         self, view: SessionView, address: ChunkAddress
     ) -> tuple[SessionChunk | None, ETag | None]:
-        """Look up a chunk in the journal, then in the parent; return also the version of its entry
-        in the journal.
-        """
+        """Look up a chunk in the journal, then the parent; return also the version of its entry."""
         node, coords = address
         if is_journaled(view.session):
             stored = await self.journal.get(address)

@@ -49,13 +49,8 @@ from shardgate.icechunk.sessions.document import (
     make_changes,
     may_have_shards,
 )
-from shardgate.icechunk.sessions.entries import (
-    Fragmented,
-    JournalEntry,
-)
-from shardgate.icechunk.sessions.journal import (
-    ListedEntry,
-)
+from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
+from shardgate.icechunk.sessions.journal import ListedEntry
 from shardgate.icechunk.sessions.session import OpenedSession
 
 _YOUNG_S: Final = 3600.0

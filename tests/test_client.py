@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import zarr
 
-from shardgate import CommitConflictError, SessionError, open_session
+from shardgate import CommitConflictError, SessionError, client, open_session
+from shardgate.client import Session
 from shardgate.settings import DatasetSettings, Settings
 from tests.support.auth.people import TOKENS, caller
+from tests.support.clocks import Clock
 from tests.support.processes import ROOT, environ
 from tests.support.serving import serving
-from tests.support.storage.proxy import Mishap, Proxy
+from tests.support.storage.proxy import Fault, Lie, Mishap, Proxy
 from tests.support.writable_repositories import Place, new_place
 
 
@@ -91,6 +93,8 @@ def test_conflicting_commit_raises_and_leaves_the_session_open(service: str, pla
             other.commit("other")
         assert (conflict.value.actual_parent, other.snapshot_id) == (tip, None)
         assert conflict.value.conflicts[0]["chunks"] == [[2]]
+        copied = pickle.loads(pickle.dumps(conflict.value))  # noqa: S301 - our own
+        assert (str(copied), copied.conflicts) == (str(conflict.value), conflict.value.conflicts)
         other.commit("other", on_conflict="ours")
 
     assert values(place)[4:6] == [6, 6]
@@ -104,23 +108,83 @@ def test_abandoned_session_is_discarded(service: str, place: Place) -> None:
     ):
         write(session.store, 0, 1 // 0)
 
-    state = httpx.get(
-        f"{service}/api/datasets/all/sessions/{session.session_id}",
-        params={"path": place.folder.name},
-    )
-    assert state.status_code == 404
+    assert status(service, place, session) == 404
     with pytest.raises(SessionError, match="ended with its block"):
         session.commit("late")
 
 
-def test_commit_whose_answer_is_lost_is_made_once(service: str, place: Place) -> None:
-    """A commit is requested again if its answer is lost, and made once."""
+def status(service: str, place: Place, session: Session) -> int:
+    """Return the status of an answer about the state of *session*."""
+    url = f"{service}/api/datasets/all/sessions/{session.session_id}"
+    return httpx.get(url, params={"path": place.folder.name}).status_code
+
+
+def test_session_whose_commit_is_refused_is_discarded(service: str, place: Place) -> None:
+    """A block that ends with a refused commit discards its session."""
+    with (
+        pytest.raises(SessionError, match="nothing changes"),
+        open_session(f"{service}/all", path=place.folder.name) as session,
+    ):
+        session.commit("nothing")
+
+    assert status(service, place, session) == 404
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Mishap.REQUEST_LOST, "disconnected|reset"),
+        (Mishap.DONE_AND_500, "answers 500"),
+        (Lie.PAGE_200, "names no snapshot"),
+    ],
+)
+def test_session_whose_commit_may_be_made_is_kept(
+    service: str, place: Place, monkeypatch: pytest.MonkeyPatch, fault: Fault, message: str
+) -> None:
+    """A block that ends without the outcome of a commit leaves its session to a later commit."""
+    monkeypatch.setattr("shardgate.client._PATIENCE_S", 0.0)
+    with (
+        Proxy(service).running() as proxy,
+        open_session(f"{proxy.url}/all", path=place.folder.name) as session,
+    ):
+        write(session.store, 0, 7)
+        proxy.spoil([0], fault)
+        with pytest.raises(SessionError, match=message):
+            session.commit("unanswered")
+
+    assert status(service, place, session) == 200
+
+
+def test_session_without_a_store_is_discarded(
+    service: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session whose store cannot be opened is discarded."""
+    monkeypatch.setattr("shardgate.client.S3Store", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        open_session(f"{service}/all", path=place.folder.name)
+
+    assert not list((place.folder / "sessions").glob("*.session"))
+
+
+def test_commit_whose_answer_is_lost_is_made_once(
+    service: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is requested again if its answer is lost after minutes, and made once."""
+    clock = Clock()
+    send = client._send  # noqa: SLF001 - each request takes five minutes
+
+    def send_slowly(*args: Any, **options: Any) -> httpx.Response:
+        clock.now += 300
+        return send(*args, **options)
+
     with (
         Proxy(service).running() as proxy,
         open_session(f"{proxy.url}/all", path=place.folder.name) as session,
     ):
         write(session.store, 0, 7)
         proxy.spoil([0], Mishap.ANSWER_LOST)
+        monkeypatch.setattr("shardgate.client._send", send_slowly)
+        monkeypatch.setattr("shardgate.client.time.monotonic", clock)
         made = session.commit("once")
 
     assert len(proxy.seen) == 2
@@ -135,6 +199,7 @@ def test_commit_whose_answer_is_lost_is_made_once(service: str, place: Place) ->
         ("{}/all", {"branch": "none"}, "there is no branch none"),
         ("{}/all", {"path": "nowhere"}, "nowhere"),
         ("{}/private", {"token": "wrong"}, "credentials|token"),
+        ("{}/private", {"token": "se\ncret"}, "^token: expected ASCII characters without spaces"),
         ("{}", {}, "expected the URL of a dataset"),
         ("http://127.0.0.1:1/lab", {}, "http://127.0.0.1:1/api/datasets/lab/sessions: "),
         ("{}/docs?x=/y", {}, "expected the URL of a dataset"),

@@ -31,12 +31,13 @@ _RETRIED: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-# A service that restarts is back after less.
+# A service that restarts is back after less; counted from the end of the first request that failed.
 _RETRY_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 5.0
 # A commit of many shards writes each of them.
 _TIMEOUT: Final = httpx.Timeout(30, read=600)
 _URL: Final = re.compile(r"https?://[^/?#]+(/[^?#]*)?/[^/?#]+/?")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class SessionError(Exception):
@@ -55,10 +56,16 @@ def open_session(
     *url* is that of a writable dataset, such as ``http://127.0.0.1:8000/lab``. *path* leads to the
     repository if the dataset holds several. *token* is sent as ``Authorization: Bearer``.
 
+    The request is repeated for a minute while it is answered that the service is busy. A session
+    whose begin was not answered ends by itself a day later.
+
     Raises: `SessionError`.
     """
     if not _URL.fullmatch(url):
         raise SessionError(f"{url}: expected the URL of a dataset, as http://HOST/DATASET")
+    # The HTTP client refuses such a token too, and repeats it in the error.
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise SessionError("token: expected ASCII characters without spaces and line breaks")
     service, _, dataset = url.rstrip("/").rpartition("/")
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     tls = _trusted() if service.startswith("https:") else False
@@ -70,8 +77,13 @@ def open_session(
         begun = _request(client, "POST", api, is_idempotent=False, params=query, json=body)
         session_id = str(begun["session_id"])
         prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}"])
-        store = _open_store(service, dataset, prefix, headers)
-        return Session(client, f"{api}/{session_id}", query, begun, store)
+        api = f"{api}/{session_id}"
+        try:
+            store = _open_store(service, dataset, prefix, headers)
+        except BaseException:
+            _discard(client, api, query)
+            raise
+        return Session(client, api, query, begun, store)
     except KeyError:
         client.close()
         raise SessionError(f"{url}: what answers there is not Shardgate") from None
@@ -81,7 +93,9 @@ def open_session(
 
 
 class Session:
-    """A session; as a context manager it is discarded at its end, unless it was committed."""
+    """A session; as a context manager it is discarded at its end, unless it was committed, or may
+    have been: a commit was not answered, or an error ended the wait for its answer.
+    """
 
     def __init__(
         self,
@@ -100,9 +114,10 @@ class Session:
         """The snapshot that it began at."""
         self.snapshot_id: str | None = None
         """The snapshot of its commit."""
+        self._is_unsure = False
         self.store = store
         """A store of zarr-python, which shows the snapshot with the changes of the session. It may
-        be pickled, for workers that write to one session.
+        be pickled, with the token, for workers that write to one session.
         """
 
     def commit(
@@ -116,10 +131,12 @@ class Session:
         """Commit all changes on top of the branch's newest snapshot, and return the new one's id.
 
         *on_conflict* says whose chunks win if others have written the same ones. The request is
-        repeated for a minute while the service cannot be reached: the session is committed once.
+        repeated, for a minute after it first failed, while the service is busy or cannot be
+        reached: the session is committed once.
 
         Raises: `CommitConflictError` if others have changed the same; nothing is committed then,
-        and the session stays open. `SessionError` for other refusals.
+        and the session stays open. `SessionError` for other refusals, and where the outcome is not
+        known: it may be called again then.
         """
         body = {
             "message": message,
@@ -130,7 +147,17 @@ class Session:
         if self._client.is_closed:
             raise SessionError(f"the session {self.session_id} ended with its block")
         path = f"{self._api}/commit"
-        committed = _request(self._client, "POST", path, params=self._query, json=body)
+        self._is_unsure = True
+        try:
+            committed = _request(self._client, "POST", path, params=self._query, json=body)
+        except CommitConflictError:
+            self._is_unsure = False
+            raise
+        except SessionError as error:
+            self._is_unsure = not _is_refusal(error)
+            raise
+        if "snapshot_id" not in committed:
+            raise SessionError(f"{self._client.base_url}{path}: the answer names no snapshot")
         self.snapshot_id = str(committed["snapshot_id"])
         return self.snapshot_id
 
@@ -144,10 +171,8 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self.snapshot_id is None:
-                # It ends by itself a day later, and the error of the block says more.
-                with suppress(SessionError):
-                    _send(self._client, "DELETE", self._api, params=self._query)
+            if self.snapshot_id is None and not self._is_unsure:
+                _discard(self._client, self._api, self._query)
         finally:
             self._client.close()
 
@@ -179,25 +204,37 @@ def _request(
 ) -> Mapping[str, Any]:
     """Send a request, with retries while these may help, and return the document of the answer.
 
-    Only what is idempotent is sent again if there was no answer.
+    Without an answer of the service, or of a proxy before it, only what *is_idempotent* is sent
+    again.
 
     Raises: `CommitConflictError`, `SessionError`.
     """
-    until_s = time.monotonic() + _RETRY_S
+    until_s = None
     pause_s = 0.1
     while True:
+        error: Exception
         try:
             response = _send(client, method, path, **options)
-        except SessionError:
-            if not is_idempotent or time.monotonic() + pause_s > until_s:
-                raise
+        except SessionError as unanswered:
+            error = unanswered
+            may_help = is_idempotent
         else:
             if response.is_success:
                 return _document(response)
-            if response.status_code not in _RETRIED or time.monotonic() + pause_s > until_s:
-                raise _error(response)
+            error = _error(response)
+            may_help = response.status_code in _RETRIED
+        # A commit may take longer than that before its connection breaks.
+        until_s = until_s or time.monotonic() + _RETRY_S
+        if not may_help or time.monotonic() + pause_s > until_s:
+            raise error
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _discard(client: httpx.Client, api: str, query: Mapping[str, str]) -> None:
+    # It ends by itself a day later, and the error that led here says more.
+    with suppress(SessionError):
+        _send(client, "DELETE", api, params=query)
 
 
 def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
@@ -206,6 +243,14 @@ def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise SessionError(f"{client.base_url}{path}: {reason}") from error
+
+
+def _is_refusal(error: SessionError) -> bool:
+    """Return whether the service has answered that it did not do what was requested."""
+    status = error.status
+    if status is None or status in _RETRIED:
+        return False
+    return status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _error(response: httpx.Response) -> Exception:

@@ -165,6 +165,10 @@ class CommitConflictError(ShardgateError):
         self.actual_parent = actual_parent
         self.conflicts = conflicts
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By default pickle makes an error again of its message.
+        return type(self), (self.expected_parent, self.actual_parent, self.conflicts)
+
 
 class ReadOnlyError(ShardgateError):
     """The key can never be written."""

@@ -121,7 +121,13 @@ def create_app(
                 stack.callback(access_log.close)
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
-            for part in (shared.stores, *access.opened, aclosing(rewrites), aclosing(committer)):
+            for part in (
+                shared.stores,
+                aclosing(shared.sessions),
+                *access.opened,
+                aclosing(rewrites),
+                aclosing(committer),
+            ):
                 await stack.enter_async_context(part)
             stack.push_async_callback(overviews.aclose)
             stack.push_async_callback(grids.aclose)
@@ -247,13 +253,13 @@ def _build_shared(
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    rewriting = decoding.share(decoding.max_bytes // 4)
+    share_nbytes = decoding.max_bytes // 4
     sessions = Sessions(
         stores,
         reads,
         stores.volatile,
         session_formats(limits),
-        rewriting,
+        joining=decoding.share(share_nbytes),
         on_event=metrics.on_session,
     )
     metrics.caches.watch_budget("bodies", budget)
@@ -267,7 +273,7 @@ def _build_shared(
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
-        rewriting=rewriting,
+        rewriting=decoding.share(share_nbytes),
         sessions=sessions,
     )
 

@@ -1,8 +1,11 @@
 """`shardgate.api.sessions`: sessions on two replicas, and refused requests."""
 
+import asyncio
 import json
 import secrets
+import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,12 @@ import httpx
 import icechunk
 import pytest
 import zarr
+from pydantic import ByteSize
 
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.model import ObjectRef
+from shardgate.settings import DatasetSettings, LimitSettings, Settings
 from tests.support.formats.icechunk.building_repo import Repo
+from tests.support.read.stores import CallOn, Tapped
 from tests.support.serving import client_of
 from tests.support.sessions import GROUP, Replicas, array_document, listed_keys, replicas
 from tests.support.writable_repositories import Place
@@ -411,3 +417,53 @@ def test_session_of_a_nested_repository(tmp_path: Path) -> None:
         answer = client.post(f"{SESSIONS}/{session_id}/commit", json={"message": "x"}, params=query)
         assert answer.status_code == 201, answer.text
         assert client.get("/data/lab/repo/@branch.main/zarr.json").status_code == 200
+
+
+class HeldWrites(Tapped):
+    """A store that answers the first write of the entry of shard 1 once a session is sealed."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.is_written = threading.Event()
+        self._is_sealed = asyncio.Event()
+
+    async def around(self, name: str, ref: ObjectRef, call: CallOn) -> Any:
+        """Do the call, and hold its answer if it is that one."""
+        answer = await call()
+        if self.is_written.is_set() and name == "put" and ref.key.endswith(".session"):
+            self._is_sealed.set()
+        if not self.is_written.is_set() and name == "put" and ref.key.endswith("/1"):
+            self.is_written.set()
+            await self._is_sealed.wait()
+        return answer
+
+
+def test_commit_does_not_wait_for_the_room_of_writes(tmp_path: Path) -> None:
+    """A commit joins a shard while a write, which waits for the commit, holds room for another."""
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    created = repo.writable_session("main")
+    film: Any = {"shape": (2**21,), "chunks": (2**19,), "shards": (2**20,), "dtype": "u1"}
+    zarr.create_group(created.store).create_array("film", **film, compressors=None)
+    created.commit("an empty film")
+    settings = Settings(
+        datasets={"data": DatasetSettings(url=str(tmp_path), writable=True)},
+        limits=LimitSettings(repository_file_bytes=ByteSize(2**21)),
+    )
+    stores: list[HeldWrites] = []
+
+    def hold(store: Any) -> Any:
+        stores.append(HeldWrites(store))
+        return stores[-1]
+
+    with client_of(settings, wrap=hold) as client, ThreadPoolExecutor(1) as threads:
+        pair = Replicas((client,), repo)
+        session_id = pair.begin()
+        bodies = [bytes([number]) * 2**19 for number in (1, 2, 3)]
+        for number in (0, 1):
+            pair.put(session_id, f"film/c/{number}", bodies[number]).raise_for_status()
+        writing = threads.submit(pair.put, session_id, "film/c/2", bodies[2])
+        assert stores[0].is_written.wait(60)
+        pair.committed(session_id)
+
+        assert writing.result().status_code == 200
+    assert pair.group()["film"][:: 2**19].tolist() == [1, 2, 3, 0]

@@ -152,28 +152,60 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     with pytest.raises(ShardgateError, match="expired"):
         await replica.enter(left)
     await replica.begin()
+    await settle()
     names = [each.ref.key async for each in memory.list(ROOT)]
     assert not [name for name in names if left in name]
     assert [name for name in names if kept in name]
 
 
-async def test_long_sweep_is_interrupted_and_resumed(files: Mapping[str, bytes]) -> None:
-    """Beginning a session does not wait for a slow sweep; the next one continues it."""
-    memory = stored(files)
-    replica = await Replica.of(memory)
+async def test_begin_does_not_wait_for_a_sweep(files: Mapping[str, bytes]) -> None:
+    """Beginning a session does not wait for a slow sweep; another one continues it after a stop."""
+    memory = stored(files, clock := Clock(time.time()))
+    session_id = await committed(await Replica.of(memory, clock))
+    entries = ROOT.join(f"sessions/{session_id}/")
+    clock.now += 700
+    stuck = Late(memory)
+    stuck.before("delete", "", asyncio.Event().wait)
+    slow = await Replica.of(stuck, clock)
+
+    await slow.begin()
+    await slow.begin()
+    await settle()
+    assert [each async for each in memory.list(entries)]
+    await slow.sessions.aclose()
+    await slow.begin()
+    await settle()
+    assert not [each async for each in memory.list(entries)]
+
+
+async def test_files_of_a_committed_session_stay_ten_minutes_after_its_commit(
+    files: Mapping[str, bytes],
+) -> None:
+    """A sweep of any replica spares the files of a session that was committed lately."""
+    memory = stored(files, clock := Clock(time.time()))
+    replica = await Replica.of(memory, clock)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/0", b"99")
+    clock.now += 700
+    await replica.commit(session_id)
+    entries = ROOT.join(f"sessions/{session_id}/")
+
+    clock.now += 590
+    await (await Replica.of(memory, clock)).begin()
+    await settle()
+    assert [each async for each in memory.list(entries)]
+    clock.now += 20
+    await replica.begin()
+    await settle()
+    assert not [each async for each in memory.list(entries)]
+
+
+async def committed(replica: Replica) -> str:
+    """Commit a session of one chunk."""
     session_id = await replica.begin()
     await replica.write(session_id, "a/c/0", b"99")
     await replica.commit(session_id)
-    entries = ROOT.join(f"sessions/{session_id}/")
-    stuck = Late(memory)
-    stuck.before("delete", "", asyncio.Event().wait)
-    slow = await Replica.of(stuck)
-
-    async with asyncio.timeout(60):
-        await slow.begin()
-    assert [each async for each in memory.list(entries)]
-    await slow.begin()
-    assert not [each async for each in memory.list(entries)]
+    return session_id
 
 
 async def written(replica: Replica) -> str:

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-from shardgate.errors import DamagedError, ShardgateError
+from shardgate.errors import DamagedError, ShardgateError, UnknownSessionError
 from shardgate.icechunk.commit import CommitResult
 from shardgate.icechunk.sessions.entries import MAX_FRAGMENTS
 from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
-from shardgate.storage.contract import Conflict
+from shardgate.storage.contract import CONFLICT, Conflict
 from shardgate.storage.memory import MemoryStore
 from tests.support.icechunk.sessions.replicas import (
     ROOT,
@@ -208,3 +208,58 @@ async def test_files_of_a_session_are_removed_with_its_journal(
     await replica.sessions.discard((await replica.enter(session_id)).session)
 
     assert await nbytes_below(memory, "sessions/") == 0
+
+
+async def test_late_change_of_a_shard_leaves_no_files(files: Mapping[str, bytes]) -> None:
+    """A change of a shard whose session is discarded meanwhile is refused, and leaves nothing."""
+    memory = stored(files)
+    other = await Replica.of(memory)
+    await other.commit(await begin(other))
+    session_id = await other.begin()
+    late = Late(memory)
+    store = await (await Replica.of(late)).enter(session_id)
+
+    async def discard() -> None:
+        await other.sessions.discard((await other.enter(session_id)).session)
+
+    late.after("put", "fragments/", discard)
+    with pytest.raises(UnknownSessionError):
+        await put(store, PIECES[1])
+
+    assert await nbytes_below(memory, f"sessions/{session_id}") == 0
+
+
+async def test_overtaken_change_of_a_shard_leaves_no_files(files: Mapping[str, bytes]) -> None:
+    """A change of a shard that another one overtakes is a conflict, and leaves no new bytes."""
+    memory = stored(files)
+    other = await Replica.of(memory)
+    session_id = await begin(other)
+    late = Late(memory)
+    store = await (await Replica.of(late)).enter(session_id)
+
+    async def overtake() -> None:
+        await put(await other.enter(session_id), [ByteRange(0, 600), LAST])
+
+    late.after("put", "fragments/", overtake)
+    assert await put(store, [ByteRange(0, 300), NEW]) == CONFLICT
+
+    fragments = await nbytes_below(memory, f"sessions/{session_id}/fragments/")
+    assert fragments == len(NEW + LAST + LAST)
+
+
+async def test_commit_whose_files_are_gone_returns_the_commit_of_another(
+    files: Mapping[str, bytes],
+) -> None:
+    """A commit that finds no new bytes, since another one was made and swept, returns that one."""
+    memory = stored(files)
+    other = await Replica.of(memory)
+    session_id = await begin(other)
+    late = Late(memory)
+    made: list[CommitResult] = []
+
+    async def commit() -> None:
+        made.append(await other.commit(session_id))
+        await (await other.enter(session_id)).session.journal.clear()
+
+    late.after("stat", "chunks/", commit)
+    assert [await (await Replica.of(late)).commit(session_id)] == made

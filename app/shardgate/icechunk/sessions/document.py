@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import zstandard
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from shardgate.errors import BadBodyError, ConflictError, DamagedError
+from shardgate.errors import BadBodyError, BusyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
 from shardgate.formats.documents import json_memory_nbytes, parse_json
 from shardgate.formats.icechunk.apply import read_document, read_grid
@@ -100,6 +100,22 @@ class SessionDocument:
     @property
     def nbytes(self) -> int:
         return 1024 + sum(512 + len(node.document) for node in self.nodes.values() if node)
+
+
+def require_open(document: SessionDocument) -> None:
+    """Check that a write made now will be part of the commit."""
+    match document.state:
+        case Open():
+            return
+        case Sealed():
+            raise BusyError("the session is being committed; if the commit failed, commit again")
+        case _:
+            raise ConflictError("the session is committed and accepts no more writes")
+
+
+def is_journaled(document: SessionDocument) -> bool:
+    """Return whether journal entries override the chunks of the parent."""
+    return not isinstance(document.state, Committed)
 
 
 _STORED: Final = TypeAdapter(SessionDocument)

@@ -71,13 +71,17 @@ class SessionLocation(NamedTuple):
         return self.directory.join(f"{_SESSIONS}{self.session_id}/fragments/{encode_id(file_id)}")
 
 
-async def list_sessions(store: ObjectStore, directory: ObjectRef) -> AsyncIterator[str]:
-    """Yield the ids of the sessions of a repository that have a document."""
+async def list_sessions(
+    store: ObjectStore, directory: ObjectRef
+) -> AsyncIterator[tuple[str, float | None]]:
+    """Yield the ids of the sessions of a repository that have a document, with its modification
+    time in seconds since 1970 by the store's clock, if the store says it.
+    """
     folder = directory.join(_SESSIONS)
     async for each in store.list(folder, delimiter="/"):
         found = _DOCUMENT_NAME.fullmatch(each.ref.key.removeprefix(folder.key))
         if found is not None and decode_id(found[1]) is not None:
-            yield found[1]
+            yield found[1], each.modified_s
 
 
 class SessionDocumentStore:

@@ -4,20 +4,21 @@ A session is a dataset of plain Zarr, whose root is a volatile bucket of its own
 ``@session.ID/a/c/0/0`` are routed to it once, and then read and written like all others.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, cast
 from weakref import WeakValueDictionary
 
 import cachetools
 
+from shardgate.concurrency import SingleFlight
 from shardgate.errors import (
+    BusyError,
     ClockSkewError,
     ShardgateError,
-    StorageError,
     UnknownRefError,
     UnknownSessionError,
 )
@@ -34,6 +35,7 @@ from shardgate.icechunk.repository import OpenedRepository
 from shardgate.icechunk.sessions.document import (
     Committed,
     Discarded,
+    Sealed,
     SessionDocument,
     encode_session,
 )
@@ -53,9 +55,11 @@ from shardgate.read.containers import Container, Containers, Dataset, Prefetch
 from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
 from shardgate.storage.contract import ObjectStore
 
-_MAX_SWEPT: Final = 100
 _SWEEP_S: Final = 600.0
-"""Time after which a session is checked again."""
+"""Time after which a session is checked, since its document was modified or it was checked.
+
+Requests of any replica that began before a commit may read files of the session for so long.
+"""
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -92,7 +96,7 @@ class Sessions:
         reads: ReadCache,
         stores: WeakValueDictionary[str, ObjectStore],
         formats: Sequence[Format],
-        rewriting: ByteBudget,
+        joining: ByteBudget,
         *,
         clock: Callable[[], float] = time.time,
         on_event: Callable[[str], object] = lambda _: None,
@@ -105,12 +109,14 @@ class Sessions:
         """The same stores, by the names of their datasets: ``em/@session.ID``."""
         self._recent = SizedLRUCache[str, SessionStore](_MAX_STORES_NBYTES, _store_nbytes)
         self._formats = formats
-        self._rewriting = rewriting
+        self._joining = joining
         self._on_event = on_event
         self._clock = clock
         self._entries: EntryCache = SizedLRUCache(32 * 1024**2, entry_nbytes)
         self._sweep_at = cachetools.LRUCache[SessionLocation, float](maxsize=10_000)
         """When a session has to be checked for expiry again."""
+        self._sweeps = SingleFlight[ObjectRef]()
+        """By the directory of the repository."""
 
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
         """Create a session at the tip of *branch*, and return its id and document."""
@@ -129,15 +135,13 @@ class Sessions:
         session_id = encode_id(new_object_id())
         name = SessionLocation(opened.directory, session_id).document
         await put_new(self._store, name, encode_session(document))
-        self._sweep_at[SessionLocation(opened.directory, session_id)] = now_s + _SWEEP_S
         try:
             await demand_clock(self._store, name, now_s)
         except ClockSkewError:
             await self._store.delete(name, expected=None)
             raise
-        with suppress(StorageError, TimeoutError):  # the next session created continues
-            async with asyncio.timeout(2.0):  # a client waits for its session
-                await self._sweep(opened)
+        if opened.directory not in self._sweeps:
+            self._sweeps.start(opened.directory, partial(self._sweep, opened))
         self._on_event("begun")
         return session_id, document
 
@@ -155,7 +159,7 @@ class Sessions:
                 fetch,
                 SessionJournal(self._store, location, self._entries),
                 self._documents(repository, session_id),
-                self._rewriting,
+                self._joining,
                 self._clock,
             )
             store = SessionStore(session, root)
@@ -208,25 +212,33 @@ class Sessions:
         return 0 if store is None else await store.erase(prefix.rstrip("/"))
 
     async def discard(self, session: OpenedSession) -> None:
-        """End *session* and delete its document and journal."""
-        await session.documents.edit(lambda document: _discarded(session.require_live(document)))
+        """End *session* and delete its document and journal.
+
+        Raises: `BusyError` during a commit, also one that was interrupted: it may be made already.
+        """
+        await session.documents.edit(lambda document: _ended(session.require_live(document)))
         await self._remove(session.location)
         self._on_event("discarded")
 
+    async def aclose(self) -> None:
+        """Cancel all sweeps."""
+        await self._sweeps.aclose()
+
     async def _sweep(self, opened: OpenedRepository) -> None:
-        count = 0
-        async for session_id in list_sessions(self._store, opened.directory):
+        """Remove what is left of sessions that have ended; the begin of another one continues."""
+        listed = [each async for each in list_sessions(self._store, opened.directory)]
+        # The session that just began has the time of now by the store's clock.
+        now_s = max((modified_s for _, modified_s in listed if modified_s), default=0.0)
+        for session_id, modified_s in listed:
+            is_young = modified_s is not None and modified_s > now_s - _SWEEP_S
             location = SessionLocation(opened.directory, session_id)
-            if self._sweep_at.get(location, 0.0) > self._clock():
+            if is_young or self._sweep_at.get(location, 0.0) > self._clock():
                 continue
             again_s = self._clock() + _SWEEP_S
             with suppress(ShardgateError):
                 documents = self._documents(opened.repository, session_id)
                 again_s = max(again_s, await self._tidy(location, documents))
             self._sweep_at[location] = again_s
-            count += 1
-            if count == _MAX_SWEPT:
-                return
 
     def _documents(self, repository: Repository, session_id: str) -> SessionDocumentStore:
         name = SessionLocation(repository.directory, session_id).document
@@ -265,6 +277,13 @@ def _root_of(repository: Repository, session_id: str) -> ObjectRef:
     more = f"+{hash(repository.allowed):x}" if repository.allowed else ""
     name = f"volatile+{repository.directory}/{SESSION}{session_id}{more}"
     return ObjectRef(VolatileBucket(name, f"{SESSION}{session_id}"), "")
+
+
+def _ended(document: SessionDocument) -> SessionDocument:
+    """Return *document* as discarded by a client."""
+    if isinstance(document.state, Sealed):
+        raise BusyError("the session is being committed; if the commit failed, commit again")
+    return _discarded(document)
 
 
 def _discarded(document: SessionDocument) -> SessionDocument:

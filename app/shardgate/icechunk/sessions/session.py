@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final, NamedTuple
@@ -12,6 +13,7 @@ from shardgate.errors import (
     BusyError,
     ConflictError,
     DamagedError,
+    StorageError,
     UnknownSessionError,
 )
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, Reference
@@ -28,6 +30,8 @@ from shardgate.icechunk.sessions.document import (
     Sealed,
     SessionDocument,
     SessionView,
+    is_journaled,
+    require_open,
     version_of,
 )
 from shardgate.icechunk.sessions.entries import (
@@ -112,8 +116,8 @@ class OpenedSession:
     fetch: Fetch
     journal: SessionJournal
     documents: SessionDocumentStore
-    rewriting: ByteBudget
-    """For shards that a commit joins."""
+    joining: ByteBudget
+    """For shards that a commit joins; writes hold room of another one while they wait for it."""
     clock: Callable[[], float]
     committing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by the commit in this process; those of others may run at the same time."""
@@ -273,14 +277,18 @@ class OpenedSession:
         if data := b"".join(piece for piece in pieces if isinstance(piece, bytes)):
             await put_new(self.store, self.location.fragments(file_id), data)
         lost = await self._put_entry(address, entry, replaced.entry)
-        return self.chunk_of(entry).etag if lost is None else lost
+        if lost is None:
+            return self.chunk_of(entry).etag
+        with suppress(StorageError):  # it is removed with the journal
+            await self.store.delete(self.location.fragments(file_id), expected=None)
+        return lost
 
     async def join(self, entry: Fragmented) -> Native:
         """Write the chunk file of a shard, unless another request has. Raises: `DamagedError`."""
         file = self.repository.file("chunks", entry.chunk_id)
         if await self.store.stat(file) is None:
             places = list(map(self.place, entry.fragments))
-            async with self.rewriting.room(entry.joined.byte_range.length):
+            async with self.joining.room(entry.joined.byte_range.length):
                 read = await bounded_gather(self.read_place, places, limit=4)
                 # A conflict is another request's file, which has the same bytes.
                 await self.store.put(file, read, expected=ABSENT)
@@ -350,8 +358,20 @@ class OpenedSession:
     ) -> Conflict | None:
         lost = await self.journal.put(address, entry, expected=expected)
         if lost is None:
-            await self._confirm(address, entry)
+            try:
+                await self._confirm(address, entry)
+            except UnknownSessionError:
+                await self._remove_late_files()
+                raise
         return lost
+
+    async def _remove_late_files(self) -> None:
+        """Remove what was written after the session was discarded: no sweep would find it."""
+        document = self.documents.known
+        # One that has expired by this clock only may be renewed by another replica.
+        if document is None or isinstance(document.state, Discarded):
+            with suppress(StorageError):
+                await self.journal.clear()
 
     async def _confirm(self, address: ChunkAddress, entry: JournalEntry) -> None:
         """Check that *entry*, written before this call, is or will be in the commit."""
@@ -394,22 +414,6 @@ class OpenedSession:
             place = Stored(ref, byte_range, stat.etag)
         entity = Entity.at(place).referenced(referenced.reference_id, is_immutable=False)
         return SessionChunk(entity.etag, entity.length, entity.source)
-
-
-def require_open(document: SessionDocument) -> None:
-    """Check that a write made now will be part of the commit."""
-    match document.state:
-        case Open():
-            return
-        case Sealed():
-            raise BusyError("the session is being committed; if the commit failed, commit again")
-        case _:
-            raise ConflictError("the session is committed and accepts no more writes")
-
-
-def is_journaled(document: SessionDocument) -> bool:
-    """Return whether journal entries override the chunks of the parent."""
-    return not isinstance(document.state, Committed)
 
 
 def _is_newer(modified_s: int | None, version: UnmodifiedSince | None) -> bool:

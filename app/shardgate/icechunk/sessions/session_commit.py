@@ -93,8 +93,12 @@ class SessionCommit:
             try:
                 made = await self._gather_and_commit(attempt)
             except _CERTAIN_FAILURES:
-                with suppress(ShardgateError):  # or another request does
-                    await self._edit(partial(self._reopen, attempt))
+                left: SessionDocument | None = None
+                with suppress(ShardgateError):  # or another request opens it again
+                    left = await self._edit(partial(self._reopen, attempt))
+                # Another request may have committed it, and its files may be removed since.
+                if left is not None and isinstance(left.state, Committed):
+                    return self._result(left.state)
                 raise
             try:
                 marked = await self._edit(partial(self._mark, attempt, made))

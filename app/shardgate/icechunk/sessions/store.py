@@ -29,9 +29,11 @@ from shardgate.icechunk.sessions.document import (
     SessionView,
     ViewedNode,
     delete_nodes,
+    is_journaled,
     may_have_shards,
     node_path,
     put_node,
+    require_open,
     version_of,
 )
 from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
@@ -40,8 +42,6 @@ from shardgate.icechunk.sessions.session import (
     OpenedSession,
     SessionChunk,
     ViewEdit,
-    is_journaled,
-    require_open,
 )
 from shardgate.model import (
     ByteRange,

@@ -121,13 +121,8 @@ def create_app(
                 stack.callback(access_log.close)
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
-            for part in (
-                shared.stores,
-                aclosing(shared.sessions),
-                *access.opened,
-                aclosing(rewrites),
-                aclosing(committer),
-            ):
+            own = (aclosing(shared.sessions), aclosing(rewrites), aclosing(committer))
+            for part in (shared.stores, *access.opened, *own):
                 await stack.enter_async_context(part)
             stack.push_async_callback(overviews.aclose)
             stack.push_async_callback(grids.aclose)

@@ -280,7 +280,7 @@ def _root_of(repository: Repository, session_id: str) -> ObjectRef:
 
 
 def _ended(document: SessionDocument) -> SessionDocument:
-    """Return *document* as discarded by a client."""
+    """Return *document* as discarded by a client. Raises: `BusyError` during a commit."""
     if isinstance(document.state, Sealed):
         raise BusyError("the session is being committed; if the commit failed, commit again")
     return _discarded(document)

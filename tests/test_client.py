@@ -144,7 +144,7 @@ def test_session_whose_commit_may_be_made_is_kept(
     service: str, place: Place, monkeypatch: pytest.MonkeyPatch, fault: Fault, message: str
 ) -> None:
     """A block that ends without the outcome of a commit leaves its session to a later commit."""
-    monkeypatch.setattr("shardgate.client._PATIENCE_S", 0.0)
+    monkeypatch.setattr("shardgate.client._RETRY_S", 0.0)
     with (
         Proxy(service).running() as proxy,
         open_session(f"{proxy.url}/all", path=place.folder.name) as session,

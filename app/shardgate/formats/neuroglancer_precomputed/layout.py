@@ -125,6 +125,7 @@ class PrecomputedLayout(Layout):
         part = next((each for each in parts if each.may_have(chunk_id)), None)
         if part is None:
             return None
+        # Numbers are like the names of cells, and such a name is never that of an object.
         if any(each.names.owns(name) for each in self.info.value.parts_at.get(path, ())):
             return part, chunk_id
         try:

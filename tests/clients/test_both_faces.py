@@ -169,10 +169,12 @@ def test_client_reads_both_faces(read_only: Taker, reader: str) -> None:
 def test_write_of_a_shard_without_a_version_is_428(taker: Taker) -> None:
     """A PUT or DELETE below `@sharded` that could erase unseen chunks is 428, with the reason."""
     before = read_files(taker.folder)
-    listed = {"if-none-match": '"x"'}
+    blind = [{}, {"if-match": "*"}, {"if-none-match": '"x"'}, {"if-none-match": '""'}]
+    copied = {"x-amz-copy-source": "data/em/s0/zarr.json", "if-match": "*"}
     requests = [
-        ("PUT", SHARD, {}),
-        ("PUT", SHARD, listed),
+        *(("PUT", SHARD, headers) for headers in blind),
+        ("PUT", SHARD, copied),
+        ("DELETE", SHARD, {"if-match": "*"}),
         ("PUT", "/data/@sharded/em/s0/zarr.json", {}),
         ("DELETE", SHARD, {}),
         ("DELETE", "/data?prefix=@sharded/em/s0/", {}),
@@ -184,6 +186,44 @@ def test_write_of_a_shard_without_a_version_is_428(taker: Taker) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
 
     assert read_files(taker.folder) == before
+
+
+def test_second_sharded_is_the_name_of_a_folder(taker: Taker) -> None:
+    """Behind `@sharded` the name is that of a stored folder, also in writes. The folder is listed
+    only there, as its keys without the first `@sharded` name other objects.
+    """
+    document = (taker.folder / "em/s0/zarr.json").read_bytes()
+    path = "/data/@sharded/@sharded/em/s1/zarr.json"
+    put = taker.client.put(path, headers={"if-none-match": "*"}, content=document)
+    stored = taker.folder / "@sharded/em/s1/zarr.json"
+    arrays = taker.client.get("/api/datasets/data").json()["arrays"]
+
+    assert (put.status_code, stored.read_bytes()) == (200, document)
+    assert ask(taker.client, path).content == document
+    assert not (taker.folder / "em/s1").exists()
+    assert sizes_of(taker.client, "data", "@sharded/@sharded/") == {
+        "em/s1/zarr.json": len(document)
+    }
+    assert {key.partition("/")[0] for key in sizes_of(taker.client, "data", "")} == {"em"}
+    assert "@sharded" not in ask(taker.client, "/data/").text
+    assert [each["path"] for each in arrays] == ["em/s0"]
+
+
+@pytest.mark.parametrize("content", [b"a note", b"{}", b"<html></html>"])
+def test_marker_replaced_below_sharded_is_an_object(taker: Taker, content: bytes) -> None:
+    """An `info` that is replaced by other bytes marks no container, and harms no key beside it."""
+    folder = taker.folder / "volume"
+    folder.mkdir()
+    (folder / "info").write_text('{"@type": "neuroglancer_skeletons"}')
+    (folder / "7").write_bytes(b"a skeleton")
+    assert ask(taker.client, "/data/volume/7").status_code == 200
+    path = "/data/@sharded/volume/info"
+    etag = ask(taker.client, path).headers["etag"]
+    put = taker.client.put(path, headers={"if-match": etag}, content=content)
+
+    assert put.status_code == 200
+    assert ask(taker.client, "/data/volume/7").content == b"a skeleton"
+    assert ask(taker.client, "/data/volume/info").content == content
 
 
 def test_new_sharded_array_is_written_below_sharded(taker: Taker) -> None:

@@ -507,7 +507,7 @@ def test_write_of_a_named_shard_is_refused(stores: httpx.Client, case: Case) -> 
         assert [answer.status_code for answer in answers] == [409] * 4
         expected = (
             f"{shard} is a shard: its chunks are written by their own keys, and the whole object "
-            'through a dataset with view = "raw"'
+            'below @sharded/, or through a dataset with view = "raw"'
         )
         assert answers[0].json()["detail"] == answers[1].json()["detail"] == expected
         assert stores.get(path).content == served.objects[shard]

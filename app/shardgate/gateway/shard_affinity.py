@@ -15,6 +15,7 @@ from typing import Final
 from shardgate.auth.access import Datasets
 from shardgate.errors import BadKeyError, ShardgateError
 from shardgate.formats.icechunk.keys import session_prefix
+from shardgate.model import SHARDED
 from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.read.resolver import Resolver
 from shardgate.server.request import (
@@ -97,7 +98,7 @@ class ShardAffinity:
         dataset = self._datasets.get(name)
         if dataset is None or key is None:
             return path
-        if (session := session_prefix(key)) is not None:
+        if (session := session_prefix(key.removeprefix(SHARDED))) is not None:
             return f"{name}/{session}".encode()
         container = await self._resolver.find_container(dataset, key)
         shard = await container.layout.shard(container.rest, self._resolver.new_tracker())

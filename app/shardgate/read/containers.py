@@ -149,7 +149,8 @@ class Containers:
         """Return the containers as they are stored and the rest of a *key* that begins with
         `SHARDED`; of any other key, or where all is served as it is stored, these and *key*.
         """
-        if not key.startswith(SHARDED) or not self.formats:
+        # Behind the first one it is the name of a stored folder.
+        if self.is_sharded or not key.startswith(SHARDED) or not self.formats:
             return self, key
         return replace(self, is_sharded=True), key.removeprefix(SHARDED)
 

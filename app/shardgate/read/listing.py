@@ -127,7 +127,10 @@ class _Directory:
 
     def shows(self, rules: ListingRules, key: str) -> bool:
         shows = rules.shows
-        return is_key(key) and shows is not None and shows(key.removeprefix(self.path))
+        if shows is None or not is_key(key) or not shows(key.removeprefix(self.path)):
+            return False
+        # A key below a stored folder with the name of `SHARDED` would name another object.
+        return self.root.containers.split_sharded(key)[1] == key
 
 
 @dataclass(slots=True)

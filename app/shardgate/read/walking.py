@@ -11,7 +11,7 @@ from shardgate.formats.contract import Layout, StoredObjects, WalkedFormat
 from shardgate.formats.members import Members, members_of
 from shardgate.formats.reading import Opaque, Read
 from shardgate.formats.surveying import LEFT_OUT, ChunkCollection, Description, Listing
-from shardgate.model import ByteRange, ObjectRef, VirtualKey, join_path
+from shardgate.model import SHARDED, ByteRange, ObjectRef, VirtualKey, join_path
 from shardgate.read.containers import LIKE_A_CHUNK
 from shardgate.read.listing import Root, list_names
 from shardgate.read.member_store import UNREADABLE
@@ -164,10 +164,13 @@ async def _directories(
         if below is None:
             raise
         names = [*below]
+    # No key has such parts, and one that begins with `SHARDED` names another object.
+    is_top = not path and members_of(root.ref) is None
+    odd = {"", ".", "..", *([SHARDED.rstrip("/")] if is_top else [])}
     sound = [
         name
         for name in names
-        if {"", ".", ".."}.isdisjoint(name.split("/"))  # no key has such parts
+        if odd.isdisjoint(name.split("/"))
         and (layout is None or not layout.encloses(VirtualKey(f"{name}/")))
     ]
     return sound, arrays

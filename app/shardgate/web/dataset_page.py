@@ -186,7 +186,9 @@ class DatasetPages:
 
         async def node() -> None:
             # What is stored has no page of its own, as in a raw view.
-            if dataset.containers.formats and f"/{SHARDED}" not in f"/{folder}":
+            containers = dataset.containers
+            is_stored = containers.is_sharded or f"/{SHARDED}" in f"/{folder}"
+            if containers.formats and not is_stored:
                 found.node = await read_node(resolver, dataset, folder.rstrip("/"))
 
         async def overview() -> None:

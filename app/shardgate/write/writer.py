@@ -58,8 +58,8 @@ _ABSENT_S: Final = 1.0
 _ERASED_AT_ONCE: Final = 50_000
 """Keys deleted together, with one rewrite of each shard."""
 _PAGE: Final = 1000
-_UNSEEN: Final = ETag('""')
-"""Stands for a version that no client knows."""
+_UNSEEN: Final = ETag('"\0"')
+"""Stands for a version that no client knows: no header has such a tag."""
 _SET_BY_TOOLS: Final = {
     "mtime",
     "md5chksum",
@@ -112,7 +112,9 @@ class PassthroughWriter:
             expected = await self._expected(ref, demand)
             return await self._store.put(ref, [body], expected=expected, headers=headers)
 
-        return await self._repeat(ref, attempt)
+        etag = await self._repeat(ref, attempt)
+        self._reads.mark_removed(ref)  # a marker may be replaced by anything; a read will tell
+        return etag
 
     async def delete(
         self, ref: ObjectRef, *, demand: Demand | None, is_document: bool = False
@@ -336,11 +338,10 @@ class Writer:
 
 def _demand_version(dataset: Dataset, write: KeyWrite) -> None:
     """Raise `PreconditionRequiredError` if a write below `SHARDED` names no version."""
-    _, rest = split_sharded(dataset, write.key)
     demand = write.demand
-    # If-None-Match with a list accepts both absence and versions that the client has not seen.
-    is_blind = demand is None or not (demand(()) or demand([_UNSEEN]))
-    if rest != write.key and is_blind:
+    # If-Match: * and lists in If-None-Match accept versions that the client has not seen.
+    is_blind = demand is None or demand([_UNSEEN]) is None
+    if is_blind and split_sharded(dataset, write.key)[0].containers.is_sharded:
         raise PreconditionRequiredError(
             f"{write.key} may hold chunks that others have written since it was read: send If-Match"
             " with the ETag that was read, or If-None-Match: * for a new object"
@@ -378,7 +379,7 @@ class Eraser:
 
         Raises: `ReadOnlyError` for a repository at or below *prefix*; the first error of a key.
         """
-        if split_sharded(dataset, prefix)[1] != prefix:
+        if split_sharded(dataset, prefix)[0].containers.is_sharded:
             raise PreconditionRequiredError(
                 f"{prefix} has no version: delete its keys by If-Match, or without {SHARDED}"
             )

@@ -115,3 +115,35 @@ def test_session_has_both_faces_of_a_shard(tmp_path: Path) -> None:
         pair.committed(session_id)
         store = pair.repo.readonly_session("main").store
         same(zarr.open_array(store, path="a", mode="r")[...], np.array([9, 2, 3, 4], "u1"))
+
+
+def test_session_behind_sharded_has_the_same_shards(tmp_path: Path) -> None:
+    """`@sharded` before a session names the shards that it names behind it, and needs a version."""
+    with replicas(new_place(tmp_path, None)) as pair:
+        session = pair.repo.writable_session("main")
+        zarr.open_group(session.store, mode="a").create_array(
+            "a", shape=(4,), shards=(4,), chunks=(2,), dtype="u1", compressors=None
+        )[:] = 7
+        session.commit("an array")
+        session_id = pair.begin()
+        client = pair.clients[0]
+        prefix = f"@sharded/@session.{session_id}/a/"
+        folder = f"/data/{prefix}"
+        inner = client.get(f"/data/@session.{session_id}/@sharded/a/c/0")
+        outer = client.get(f"{folder}c/0")
+        condition = {"if-match": outer.headers["etag"]}
+        blind = [
+            client.put(f"{folder}c/0", content=b"new"),
+            client.delete(f"{folder}c/0", headers={"if-match": "*"}),
+            client.delete("/data", params={"prefix": prefix}),
+        ]
+        body = f"<Delete><Object><Key>{prefix}c/0</Key></Object></Delete>"
+        deleted = client.post("/data?delete", content=body)
+
+        assert (outer.content, outer.headers["etag"]) == (inner.content, inner.headers["etag"])
+        assert sizes_of(client, "data", prefix)["c/0"] == len(outer.content)
+        assert "zarr.json" in client.get(folder).text
+        assert [each.status_code for each in blind] == [428] * 3
+        assert "If-Match" in deleted.text
+        assert client.put(f"{folder}c/0", content=outer.content, headers=condition).is_success
+        assert pair.get(session_id, "a/c/1").content == b"\7\7"

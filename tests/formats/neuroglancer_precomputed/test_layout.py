@@ -15,6 +15,7 @@ from tests.support.formats.case import Container
 from tests.support.formats.neuroglancer_precomputed.case import (
     GZIP_DATA,
     IDS,
+    annotation_info,
     build,
     build_meshes,
     encode_manifest,
@@ -293,6 +294,16 @@ async def test_id_of_a_possible_chunk_is_written_into_its_shard() -> None:
     assert await case.target("s0/1") == await case.target(SECOND)
     for key in ("s0/2", "s0/3", "s0/5", "s0/01"):
         assert await case.target(key) == Whole(ROOT.join(key))
+
+
+async def test_chunk_of_a_spatial_level_is_located_by_its_id() -> None:
+    """In a spatial level, where no number names an object, a number is the id of a chunk."""
+    shard = build_shards({5: b"a cell"}, RAW_SHARDING)
+    objects = {f"spatial1/{name}": data for name, data in shard.items()}
+    case = container(annotation_info(RAW_SHARDING), **objects, **{"spatial1/5": b"an object"})
+
+    assert await case.read("spatial1/5") == await case.read("spatial1/1_0_2") == b"a cell"
+    assert await case.target("spatial1/5") == await case.target("spatial1/1_0_2")
 
 
 @pytest.mark.parametrize("bits", [True, 64, -1, "1"])

@@ -213,6 +213,7 @@ def _scales(*scales: Mapping[str, Any]) -> dict[str, Any]:
         *((info, key, ConflictError, f"^{key} is a shard: .*raw")
           for info, key in ((VOLUME, "s0/0.shard"), (VOLUME, "s0/0.index"), (VOLUME, "s0/0.data"),
                             (SKELETONS, "0.shard"), (MESHES, "0.shard"),
+                            (RAW_SHARDING, "0.shard"), (RAW_SHARDING, "0.index"),
                             (ANNOTATIONS, "by_id/0.shard"))),
         (_scales({"chunk_sizes": [[3, 3, 1], [2, 2, 2]]}), KEY, ReadOnlyError, "s0"),
         (_scales({}, {"key": "./s0"}), KEY, ReadOnlyError, "s0"),

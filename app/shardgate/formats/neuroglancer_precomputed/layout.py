@@ -45,6 +45,7 @@ from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, RunInThr
 from shardgate.formats.surveying import ChunkCollection, Listing, Survey
 from shardgate.model import (
     MISSING,
+    SHARDED,
     ByteRange,
     Coded,
     Location,
@@ -107,7 +108,9 @@ class PrecomputedLayout(Layout):
         return Whole(self.directory.join(key))
 
     async def _numbered(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
-        """Return part and chunk id if *key* is the id of a possible chunk, and of no object."""
+        """Return the part and the chunk id if *key* is the id alone of a possible chunk, and no
+        object is served under that name.
+        """
         path, _, name = key.rpartition("/")
         if (chunk_id := ID_NAMES.parse(name)) is None:
             return None
@@ -115,6 +118,9 @@ class PrecomputedLayout(Layout):
         part = next((each for each in parts if each.may_have(chunk_id)), None)
         if part is None:
             return None
+        # Numbers are like the names of cells, and such a name is never that of an object.
+        if any(each.names.owns(name) for each in self.info.value.parts_at.get(path, ())):
+            return part, chunk_id
         try:
             found = await fetch(Read("object", self.directory.join(key), ByteRange(0, 1), Opaque))
         except DamagedError:  # it exists, and is empty
@@ -155,11 +161,11 @@ class PrecomputedLayout(Layout):
         for part in parts:
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
-            if self._shards(part).hides(name):
-                raise ConflictError(
-                    f"{key} is a shard: its chunks are written by their own keys, and the whole "
-                    'object through a dataset with view = "raw"'
-                )
+        if any(self._shards(part).hides(name) for part in self._parts_at(path)):
+            raise ConflictError(
+                f"{key} is a shard: its chunks are written by their own keys, and the whole object"
+                f' below {SHARDED}, or through a dataset with view = "raw"'
+            )
         self._check(path, name)
         return Whole(self.directory.join(key))
 

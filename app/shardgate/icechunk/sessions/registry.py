@@ -49,9 +49,9 @@ from shardgate.icechunk.sessions.journal import (
 )
 from shardgate.icechunk.sessions.session import LIFETIME_S, OpenedSession
 from shardgate.icechunk.sessions.store import SessionStore
-from shardgate.model import ObjectRef, VirtualKey, VolatileBucket
+from shardgate.model import SHARDED, ObjectRef, VirtualKey, VolatileBucket
 from shardgate.read.budget import ByteBudget
-from shardgate.read.containers import Container, Containers, Dataset, Prefetch
+from shardgate.read.containers import Container, Containers, Dataset, Prefetch, split_sharded
 from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
 from shardgate.storage.contract import ObjectStore
 
@@ -184,17 +184,19 @@ class Sessions:
         self._recent.put(store.root.bucket, store)
 
     async def route[D: Dataset](self, dataset: D, key: VirtualKey) -> tuple[D, VirtualKey]:
-        """Return the session that *key* names as a dataset, and the key within it.
+        """Return the session that *key* names as a dataset, and the key within it: with `SHARDED`
+        before the session, the session as it is stored.
 
         For a key that names no session, return *dataset* and *key*.
         """
-        if (prefix := session_prefix(key)) is None:
+        face, path = split_sharded(dataset, key)
+        if (prefix := session_prefix(path)) is None:
             return dataset, key
         name = f"{dataset.name}/{prefix}"
         if (store := self._named.get(name)) is not None:
             await self._enter(store)
         else:
-            claimed = await dataset.containers.open_claimed(dataset.root, key, self._reads)
+            claimed = await dataset.containers.open_claimed(dataset.root, path, self._reads)
             if claimed is None or not isinstance(layout := claimed.layout, RepositoryLayout):
                 return dataset, key
             session_id = claimed.rest.partition("/")[0].removeprefix(SESSION)
@@ -202,13 +204,15 @@ class Sessions:
             self._named[name] = store
         containers = SessionContainers(self._formats, store=store)
         inner = replace(dataset, name=name, root=store.root, containers=containers)
-        return inner, VirtualKey(key.removeprefix(f"{prefix}/"))
+        if face.containers.is_sharded:
+            inner, _ = split_sharded(inner, VirtualKey(SHARDED))
+        return inner, VirtualKey(path.removeprefix(f"{prefix}/"))
 
     async def erase(self, dataset: Dataset, prefix: VirtualKey) -> int:
         """Delete the node *prefix* of a session, and all below; return their number, 0 if there is
-        none, or *dataset* is no session.
+        none, or *dataset* is no session, or one as it is stored.
         """
-        store = self._find(dataset.root)
+        store = None if dataset.containers.is_sharded else self._find(dataset.root)
         return 0 if store is None else await store.erase(prefix.rstrip("/"))
 
     async def discard(self, session: OpenedSession) -> None:

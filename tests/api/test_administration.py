@@ -16,6 +16,7 @@ from tests.support.committing import Client, put_group
 from tests.support.repositories import ROOT_ID
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serving import client_of
+from tests.support.sessions import GROUP
 from tests.support.writable_repositories import Api, Place, new_place, serve
 
 NAMES: Final = ("ann", "wim", "rea")
@@ -115,6 +116,18 @@ def test_locked_repository_admits_only_its_status(opened: Api, availability: str
     assert opened.answer("/branches").status_code == (503 if availability == "offline" else 200)
     replace(opened, "/status", {"availability": "online"})
     replace(opened, "/metadata", BODIES["/metadata"])
+
+
+def test_session_of_an_offline_repository_is_not_read(opened: Api) -> None:
+    """Keys of an open session are 503 while its repository is offline."""
+    session_id = opened.do("POST", "/sessions", {}).json()["session_id"]
+    key = f"/repo/@session.{session_id}/zarr.json"
+    assert opened.client.put(key, content=GROUP).is_success
+    assert opened.client.get(key).is_success
+    replace(opened, "/status", {"availability": "offline"})
+    assert opened.client.get(key).status_code == 503
+    replace(opened, "/status", {"availability": "online"})
+    assert opened.client.get(key).is_success
 
 
 def test_flag_forbids_moves(place: Place, opened: Api) -> None:
@@ -299,7 +312,16 @@ CONTAINER: Final[dict[str, Any]] = {
         }
     },
 }
-SPLITTING: Final = {"split_sizes": [["any_array", [{"condition": "Any", "num_chunks": 3}]]]}
+
+
+def sized(dimension: Any, arrays: Any = "any_array") -> Any:
+    """Return the splitting of *arrays* along *dimension*."""
+    return {"split_sizes": [[arrays, [{"condition": dimension, "num_chunks": 3}]]]}
+
+
+def contained(prefix: str | None, store: Any) -> Any:
+    """Return a configuration of one virtual chunk container."""
+    return {"virtual_chunk_containers": {"x": {"url_prefix": prefix, "store": store}}}
 
 
 def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -> None:
@@ -309,17 +331,25 @@ def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -
     with serve(place.folder, writable=True, admin=("public",)) as opened:
         config = opened.tell("/config")["config"]
         assert config["max_concurrent_requests"] == 7
-        stores = [*({kind: CONTAINER["store"]["s3"]} for kind in ("s3_compatible", "tigris"))]
-        stores += [{kind: {"a": "b"}} for kind in ("gcs", "azure", "http")]
-        stores += [{"local_file_system": "/data"}]
-        containers = {"s3://lab/": CONTAINER}
-        containers |= {f"{number}": CONTAINER | {"store": s} for number, s in enumerate(stores)}
+        stores = {
+            "s3://lab/": CONTAINER["store"],
+            "s3://other/a/": {"s3_compatible": CONTAINER["store"]["s3"]},
+            "tigris://lab/": {"tigris": CONTAINER["store"]["s3"]},
+            "gs://lab/": {"gcs": {"a": "b"}},
+            "az://lab/": {"azure": {"a": "b"}},
+            "https://lab/": {"http": {"a": "b"}},
+            "file:///data/": {"local_file_system": "/data"},
+        }
+        containers = {
+            prefix: CONTAINER | {"url_prefix": prefix, "store": store}
+            for prefix, store in stores.items()
+        }
         wanted = config | {
             "inline_chunk_threshold_bytes": 12,
             "num_updates_per_repo_info_file": 3,
             "compression": {"level": 5, "algorithm": "zstd"},
             "virtual_chunk_containers": containers,
-            "manifest": {"splitting": SPLITTING},
+            "manifest": {"splitting": sized("Any")},
         }
         replace(opened, "/config", {"config": wanted})
         found = place.open().config
@@ -335,6 +365,42 @@ def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -
         refused = opened.send("PUT", "/config", {"config": {}}, if_match="*")
         assert refused.status_code == 400
         assert "max_concurrent_requests" in refused.json()["detail"]
+
+
+def test_members_of_other_forms_are_read_and_sent_back(tmp_path: Path) -> None:
+    """What the library wrote in a form that the service does not write can be sent back."""
+    place = new_place(tmp_path)
+    config = icechunk.RepositoryConfig()
+    store = icechunk.http_store({"a": "b"}, headers={"c": "d"})
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer("https://lab/", store))
+    config.manifest = icechunk.ManifestConfig(
+        splitting=icechunk.ManifestSplittingConfig.from_dict(
+            {
+                icechunk.ManifestSplitCondition.name_matches("[a-z&&[^b]]"): {
+                    icechunk.ManifestSplitDimCondition.Any(): 10
+                }
+            }
+        )
+    )
+    icechunk.Repository.create(place.storage, config=config)
+    with serve(place.folder, writable=True, admin=("public",)) as opened:
+        stored = opened.tell("/config")["config"]
+        containers = stored["virtual_chunk_containers"] | {"s3://lab/": CONTAINER}
+        replace(opened, "/config", {"config": stored | {"virtual_chunk_containers": containers}})
+        assert sorted(place.open().config.virtual_chunk_containers or ()) == sorted(containers)
+
+        odd = containers["https://lab/"]["store"] | {"gcs": {}}
+        containers["https://lab/"] |= {"store": odd}
+        body = {"config": stored | {"virtual_chunk_containers": containers}}
+        assert opened.send("PUT", "/config", body, if_match="*").status_code == 400
+
+
+def test_configuration_of_many_containers_is_replaced(place: Place, opened: Api) -> None:
+    """A configuration that is read, of up to 1 MiB, can be replaced."""
+    prefixes = [f"s3://lab/{'x' * 200}{number}/" for number in range(400)]
+    containers = {each: CONTAINER | {"name": None, "url_prefix": each} for each in prefixes}
+    replace(opened, "/config", {"config": {"virtual_chunk_containers": containers}})
+    assert len(place.open().config.virtual_chunk_containers or ()) == 400
 
 
 def test_repository_gets_back_the_defaults_of_the_library(place: Place, opened: Api) -> None:
@@ -359,10 +425,19 @@ def test_repository_gets_back_the_defaults_of_the_library(place: Place, opened: 
         {"caching": {"num_chunk_refs": 1}},
         {"manifest": {"preload": {"max_total_refs": 1}}},
         {"manifest": {"splitting": {"split_sizes": [["some", []]]}}},
-        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {}}}},
-        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {"s3": {}}}}},
-        {"virtual_chunk_containers": {"x": {"url_prefix": "x", "store": {"http": {"a": 1}}}}},
-        {"virtual_chunk_containers": {"x": {"store": {"http": {}}}}},
+        {"manifest": {"splitting": sized({"DimensionName": "("})}},
+        {"manifest": {"splitting": sized("Any", {"and": [{"path_matches": {"regex": "["}}]})}},
+        {"virtual_chunk_containers": 1},
+        {"virtual_chunk_containers": {"x": None}},
+        contained("s3://x/", {}),
+        contained("s3://x/", {"s3": None}),
+        contained("s3://x/", {"s3": {}}),
+        contained("http://x/", {"http": {"a": 1}}),
+        contained(None, {"http": {}}),
+        contained("http://x/a", {"http": {}}),
+        contained("s3://x/", {"http": {}}),
+        contained("s3:///", {"s3": CONTAINER["store"]["s3"]}),
+        contained("file:///", {"local_file_system": "/"}),
     ],
 )
 def test_configuration_that_the_library_may_not_read_is_refused(

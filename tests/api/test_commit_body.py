@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -129,6 +129,7 @@ _NO_VIRTUAL: list[dict[str, Any]] = [
     {"last_modified": "1969-01-31T12:00:00Z"},
     {"etag": "a", "last_modified": "2026-01-31T12:00:00Z"},
 ]  # fmt: skip
+_LONG: Final = "/" + "a" * 1024
 _NO_NODES: list[Any] = ["x", {}, {"node_type": "tree"}]
 
 
@@ -136,7 +137,7 @@ _NO_NODES: list[Any] = ["x", {}, {"node_type": "tree"}]
     "items",
     [
         *([item] for item in (1, {}, {"op": "drop"}, {"op": ["put_node"]}, {"op": "delete_node"})),
-        *([change("delete_node", path)] for path in ("a", "/a/", "/a//b", "/../b", 5)),
+        *([change("delete_node", path)] for path in ("a", "/a/", "/a//b", "/../b", _LONG, 5)),
         [change("delete_node", more=1)],
         *([change("put_node", metadata=metadata)] for metadata in _NO_NODES),
         *([change("delete_chunks", coords=coords)] for coords in _NO_COORDS),

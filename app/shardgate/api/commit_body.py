@@ -24,6 +24,7 @@ from shardgate.formats.icechunk.ids import decode_ids
 from shardgate.formats.icechunk.manifest import MAX_LOCATION_NBYTES, STRONG_ETAG, PayloadKind
 from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import is_node_path
+from shardgate.model import MAX_KEY_NBYTES
 from shardgate.server.body import RequestDocument, first_fault
 
 JSON_LINES: Final = "application/x-ndjson"
@@ -241,6 +242,8 @@ def read_edit(item: Any, where: str) -> Edit:
 def _check_path(path: str) -> str:
     if not is_node_path(path) or "\0" in path:
         raise BadBodyError(f"{path[:80]!r} is no path of a node, such as /a/b")
+    if len(path) > MAX_KEY_NBYTES:
+        raise BadBodyError(f"{path[:80]!r}… is longer than keys, of {MAX_KEY_NBYTES} bytes, can be")
     return path
 
 

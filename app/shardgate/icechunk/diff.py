@@ -76,6 +76,8 @@ async def read_diff(
         logs = await _read_logs(opened, wanted, held)
         before = await _read_nodes(opened, from_id)
         later = await _read_nodes(opened, to_id)
+        # The differences refer to the logs' coordinates, and joining them takes as much again.
+        await held.reserve(2 * sum(log.nbytes for log in logs))
 
         def compare() -> tuple[list[Change], DiffPosition | None]:
             found = find_differences(before.nodes, later.nodes, logs)

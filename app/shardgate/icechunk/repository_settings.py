@@ -1,14 +1,22 @@
 """Status, metadata, flags and configuration of a repository, replaced by one swap of ``repo``."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from shardgate.errors import BadBodyError, PreconditionFailedError, UnknownRepositoryError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+
+from shardgate.errors import (
+    BadBodyError,
+    ConflictError,
+    PreconditionFailedError,
+    UnknownRepositoryError,
+)
 from shardgate.formats.documents import Json
-from shardgate.formats.icechunk.config import parse_splitting, read_config
+from shardgate.formats.icechunk.config import check_patterns, parse_splitting, read_config
 from shardgate.formats.icechunk.flexbuffers import decode_flexbuffer, encode_flexbuffer
 from shardgate.formats.icechunk.metadata_items import encode_metadata
 from shardgate.formats.icechunk.repo_info import Availability, RepoField, RepoInfo, Status, moment
@@ -21,6 +29,8 @@ from shardgate.model import ETag
 from shardgate.read.bodies import Demand
 
 type Document = Mapping[str, Json]
+type _Path = tuple[str, ...]
+"""Names of the members that lead to a value: ``("manifest", "splitting")``."""
 type _Changes = tuple[Document, Sequence[FieldUpdate]]
 """A document as it becomes, and the changes that lead to it; none if nothing changes."""
 
@@ -58,7 +68,7 @@ class Administration:
     opened: OpenedRepository
 
     async def read(self, setting: Setting) -> TaggedDocument:
-        """Read a setting, also of a repository that is offline.
+        """Read a setting as of the cached ``repo``, also of a repository that is offline.
 
         Raises: `UnknownRepositoryError` for version 1 of the format, see `RepoSwaps.read`.
         """
@@ -67,8 +77,11 @@ class Administration:
             raise UnknownRepositoryError(
                 f"{opened.directory} follows version 1 of the format, which has no such settings"
             )
-        return await self.swaps.look_up(
-            opened, lambda file: TaggedDocument.of(setting.describe(file.info))
+        found = await opened.fetch(opened.repository.refs.read)
+        if found is None or (info := found.value.spec) is None:
+            raise UnknownRepositoryError(f"{opened.directory}: the repository no longer exists")
+        return await opened.decode_in_thread(
+            opened.repo, lambda: TaggedDocument.of(setting.describe(info)), is_long=info.is_long
         )
 
     async def replace(self, setting: Setting, wanted: Document, demand: Demand) -> TaggedDocument:
@@ -166,43 +179,130 @@ def _describe_config(info: RepoInfo) -> Document:
     return document
 
 
+type _U16 = Annotated[int, Field(ge=0, lt=2**16, strict=True)]
+type _Options = dict[str, str]
+
+
+class _ConfigPart(BaseModel, extra="forbid", strict=True):
+    """Part of a configuration: the library does not open a repository whose types are wrong."""
+
+
+class _Compression(_ConfigPart):
+    algorithm: Literal["zstd"] | None = None
+    level: Annotated[int, Field(ge=0, le=22)] | None = None
+
+
+class _S3(_ConfigPart):
+    region: str | None = None
+    endpoint_url: str | None = None
+    anonymous: bool
+    allow_http: bool
+    force_path_style: bool
+    network_stream_timeout_seconds: _U16 | None = None
+    requester_pays: bool
+    checksum_algorithm: Literal["crc32", "crc32c", "crc64_nvme", "sha1", "sha256"] | None = None
+
+
+class _ContainerStore(_ConfigPart):
+    s3: _S3 | None = None
+    s3_compatible: _S3 | None = None
+    tigris: _S3 | None = None
+    gcs: _Options | None = None
+    azure: _Options | None = None
+    http: _Options | None = None
+    local_file_system: str | None = None
+
+
+_PREFIXES: Final = {
+    "s3": "s3://[^/]+/(.*/)?",
+    "s3_compatible": "s3://[^/]+/(.*/)?",
+    "tigris": "(s3|tigris)://[^/]+/(.*/)?",
+    "gcs": "(gs|gcs)://[^/]+/(.*/)?",
+    "azure": "(az|azure|abfs)://[^/]+/(.*/)?",
+    "http": "https?://[^/]+/(.*/)?",
+    "local_file_system": "file://[^/]*/.*[^/]/",
+}
+
+
+class _ContainerMember(_ConfigPart):
+    name: str | None = None
+    url_prefix: str
+    store: _ContainerStore
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        """Check what the library demands when a container is set: it ignores any other."""
+        stores = self.store.model_dump(exclude_unset=True)
+        kind, value = next(iter(stores.items()), ("", None))
+        if len(stores) > 1 or value is None:
+            raise ValueError("store has one member, such as s3")
+        if not re.fullmatch(_PREFIXES[kind], self.url_prefix):
+            raise ValueError(f"url_prefix fits {kind} if it has the form {_PREFIXES[kind]}")
+        return self
+
+
+_CONTAINERS: Final = "virtual_chunk_containers"
+_SPLITTING: Final = ("manifest", "splitting")
+_SET_HERE: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "inline_chunk_threshold_bytes": TypeAdapter(_U16),
+    "num_updates_per_repo_info_file": TypeAdapter(_U16),
+    "compression": TypeAdapter(_Compression),
+    _CONTAINERS: TypeAdapter(_ContainerMember),
+}
+"""Members of a configuration that the service sets, beside `manifest.splitting`."""
+
+
 def _change_config(info: RepoInfo, wanted: Document, _: int) -> _Changes:
     current = _describe_config(info)
     if _spell(current) == _spell(wanted):
         return current, ()
-    before = _set_by_library(current)
-    after = _set_by_library(wanted)
-    for name in sorted(before.keys() | after.keys()):
-        if _spell(before.get(name)) != _spell(after.get(name)):
-            raise BadBodyError(f"config: {name} stays as it is here: only the library sets it")
+    before = _members_of(current)
+    after = _members_of(wanted)
     try:
         data = encode_flexbuffer(wanted) if wanted else None
         if data is not None:
-            parse_splitting(read_config(data).splitting)
-    except (ValueError, DecodeError) as error:
+            read_config(data)
+        for path in sorted(before.keys() | after.keys()):
+            is_kept = path in before and path in after
+            if not is_kept or _spell(before[path]) != _spell(after[path]):
+                _check_member(path, after)
+    except (ValueError, DecodeError, ConflictError) as error:
         raise BadBodyError(f"config: {error}") from None
     return wanted, (FieldUpdate("config_changed", {RepoField.CONFIG: data}, {}),)
 
 
-def _set_by_library(config: Document) -> dict[str, Json]:
-    """Return the members of *config* that only the library uses, and would not open a repository
-    without, if they had other types; those of `manifest` beside the others.
+def _members_of(config: Document) -> dict[_Path, Json]:
+    """Return the members of *config* that are set each by itself; `null` is as good as none."""
+    found: dict[_Path, Json] = {}
+    for name, value in config.items():
+        if name == _CONTAINERS and isinstance(value, dict):
+            found |= {(name, key): each for key, each in value.items()}
+        elif name == "manifest" and isinstance(value, dict):
+            found |= {(name, key): each for key, each in value.items() if each is not None}
+        elif value is not None:
+            found[name,] = value
+    return found
+
+
+def _check_member(path: _Path, after: Mapping[_Path, Json]) -> None:
+    """Check a member that is changed, or removed. Raises: `ValueError`, `DecodeError`,
+    `ConflictError`.
     """
-    others = {name: value for name, value in config.items() if name not in SET_HERE}
-    manifest = others.pop("manifest", None)
-    if isinstance(manifest, dict):
-        others |= {f"manifest.{name}": each for name, each in manifest.items()}
-        others.pop("manifest.splitting", None)
-    return others
+    if path[0] not in _SET_HERE and path != _SPLITTING:
+        raise ValueError(f"{'.'.join(path)} stays as it is here: only the library sets it")
+    if path not in after:
+        return
+    if path == _SPLITTING:
+        parse_splitting(after[path])
+        check_patterns(after[path])
+        return
+    try:
+        _SET_HERE[path[0]].validate_python(after[path])
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, [*path, *fault['loc']]))}: {fault['msg']}") from None
 
 
-SET_HERE: Final = frozenset(
-    {
-        *("inline_chunk_threshold_bytes", "num_updates_per_repo_info_file", "compression"),
-        "virtual_chunk_containers",
-    }
-)
-"""Members of a configuration that the service sets, beside `manifest.splitting`."""
 CONFIG: Final = Setting(_describe_config, _change_config)
 STATUS: Final = Setting(_describe_status, _change_status)
 METADATA: Final = Setting(_describe_metadata, _change_metadata)

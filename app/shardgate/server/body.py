@@ -342,7 +342,9 @@ class RequestBodyReader:
         finally:
             await held.release()
 
-    async def read_document[M: RequestDocument](self, request: Request, model: type[M]) -> M:
+    async def read_document[M: RequestDocument](
+        self, request: Request, model: type[M], most_nbytes: int = 64 * 1024
+    ) -> M:
         """Read the body as *model*, or its defaults. Raises: `BadBodyError`, see `read_body`."""
         try:
             incoming: IncomingBody = request.scope["body"]
@@ -352,7 +354,7 @@ class RequestBodyReader:
                 if incoming.signatures is not None:
                     raise BadBodyError("the signed aws-chunked body is empty")
                 return model.model_validate_json(b"{}")
-            async with self.read_body(request, 64 * 1024) as body:
+            async with self.read_body(request, most_nbytes) as body:
                 return model.model_validate_json(body)
         except ValidationError as error:
             raise BadBodyError(first_fault(error)) from None

@@ -19,6 +19,7 @@ from shardgate.formats.icechunk.changes import (
     SetChunks,
     check_natives,
     edit,
+    nbytes_of,
 )
 from shardgate.formats.icechunk.ids import decode_id, decode_ids, encode_id
 from shardgate.formats.icechunk.manifest import InlineChunk, Native, PayloadKind, Reference, Virtual
@@ -63,7 +64,9 @@ def test_ids_decoded_in_bulk_equal_ids_decoded_singly(ids: list[bytes], texts: l
     assert decode_ids(texts) == (None if None in singly else singly)
 
 
-PATHS = {"/": None, "/g": None, "/g/a": 1, "/g/h": None, "/g/h/b": 1, "/g-": 1}
+PATHS = {"/": None, "/g": None, "/g/a": 1, "/g/h": None, "/g/h/b": 1, "/g-": 1, "/lost/a": 1}
+"""The last one is in no group."""
+LONG = "/" + "x" * 1000
 
 
 def parent() -> StoredSnapshot:
@@ -154,14 +157,26 @@ def test_edit_of_a_missing_node_is_refused(items: list[Edit]) -> None:
      [MoveNode("/g", "/g")], [MoveNode("/g-", "/g/a")], [MoveNode("/g-", "/x/y")],
      [MoveNode("/g-", "/g/a/x")], [MoveNode("/g", "/")],
      [DeleteNode("/g/a"), MoveNode("/g-", "/g/a")],
-     [MoveNode("/g", "/x"), MoveNode("/x", "/g")] * 13_000],
+     [MoveNode("/g", "/x"), MoveNode("/x", "/g")] * 13_000,
+     [MoveNode("/g", "/" + "x" * 1020)],
+     [MoveNode("/g-", LONG), *[MoveNode(LONG, LONG[:-1]), MoveNode(LONG[:-1], LONG)] * 8_400],
+     [MoveNode("/g", "/lost")]],
 )  # fmt: skip
 def test_impossible_move_is_refused(items: list[Edit]) -> None:
-    """Moves of missing nodes, into themselves, over others, into no group, of too many nodes, or
-    to the place of a node that the same commit deletes raise BadBodyError.
+    """Moves of missing nodes, into themselves, over others or nodes in no group, into no group, of
+    too many nodes or letters, or to the place of a node that the same commit deletes raise
+    BadBodyError.
     """
     with pytest.raises(BadBodyError):
         made(*items)
+
+
+def test_paths_count_as_memory() -> None:
+    """Edits and changes hold at least the letters of their paths."""
+    edits = [put(LONG, GROUP), MoveNode("/g-", f"{LONG}/x")]
+
+    assert nbytes_of(edits) > 2 * len(LONG)
+    assert made(*edits).nbytes > 2 * len(LONG)
 
 
 EACH: list[Reference | None] = [

@@ -17,12 +17,14 @@ from shardgate.formats.icechunk.payloads import Payloads
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.references import Allowed, resolve
-from shardgate.model import ByteRange
+from shardgate.model import MAX_KEY_NBYTES, ByteRange
 
 _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
 _MAX_MOVES: Final = 100_000
 """Most nodes that the moves of one commit rename, each counted as often as it is moved."""
+_MAX_MOVED_LETTERS: Final = 16 * 1024**2
+"""Most letters of the paths that these nodes get."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +68,9 @@ class ChangeSet:
     def nbytes(self) -> int:
         documents = [each.document for each in self.new.values()] + list(self.updated.values())
         count = len(documents) + len(self.deleted) + len(self.chunks) + len(self.moves)
+        paths = [each.path for each in self.new.values()] + list(self.moves.values())
         chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in self.chunks.values())
-        return _CHANGE_NBYTES * count + sum(map(len, documents)) + chunks
+        return _CHANGE_NBYTES * count + sum(map(len, documents)) + sum(map(len, paths)) + chunks
 
 
 class PutNode(NamedTuple):
@@ -116,8 +119,10 @@ def nbytes_of(edits: Sequence[Edit]) -> int:
     """Estimate the bytes of memory that *edits* hold."""
     documents = sum(len(each.document) for each in edits if isinstance(each, PutNode))
     sets = [each for each in edits if isinstance(each, SetChunks)]
+    paths = sum(len(each.path) for each in edits)
+    paths += sum(len(each.target) for each in edits if isinstance(each, MoveNode))
     chunks = sum(each.coords.nbytes + each.payloads.nbytes for each in sets)
-    return _CHANGE_NBYTES * len(edits) + documents + chunks
+    return _CHANGE_NBYTES * len(edits) + documents + paths + chunks
 
 
 class _Editing:
@@ -139,6 +144,7 @@ class _Editing:
         """Ids of nodes whose documents were replaced by others, and perhaps changed back."""
         self._moves: list[bytes] = []
         """Node ids, one for each move of the node."""
+        self._moved_letters = 0
 
     def apply(self, each: Edit) -> None:
         match each:
@@ -216,30 +222,46 @@ class _Editing:
         group = self._nodes.get(target.rpartition("/")[0] or "/")
         if group is None or group.is_array:
             raise BadBodyError(f"{path} cannot be moved to {target}: there is no such group")
+        # The library can leave nodes in no group, whose places the moved ones might take.
+        if orphans := self._paths[self._below(target)]:
+            raise BadBodyError(f"{path} cannot be moved: there is a node {orphans[0]} already")
         before = sorted(self._take_paths(path))
+        self._check_moved(path, before, target)
         after = [target + each.removeprefix(path) for each in before]
-        if len(self._moves) + len(after) > _MAX_MOVES:
-            raise BadBodyError(f"the commit moves more than {_MAX_MOVES} nodes")
         insort(self._paths, target)
-        below = bisect_left(self._paths, target + "/")
-        self._paths[below:below] = after[1:]
+        self._paths[self._below(target)] = after[1:]
         for old, new in zip(before, after, strict=True):
             self._nodes[new] = self._nodes.pop(old)._replace(path=new)
             self._ids[new] = self._ids.pop(old)
             self._moves.append(self._ids[new])
 
+    def _check_moved(self, path: str, before: Sequence[str], target: str) -> None:
+        """Check the number and the lengths of new paths before they take memory."""
+        if len(self._moves) + len(before) > _MAX_MOVES:
+            raise BadBodyError(f"the commit moves more than {_MAX_MOVES} nodes")
+        more = len(target) - len(path)
+        if max(map(len, before)) + more > MAX_KEY_NBYTES:
+            raise BadBodyError(f"{path}: a path below {target} would be too long for a key")
+        self._moved_letters += sum(map(len, before)) + more * len(before)
+        if self._moved_letters > _MAX_MOVED_LETTERS:
+            raise BadBodyError(f"new paths have more than {_MAX_MOVED_LETTERS} letters in all")
+
     def _take_paths(self, path: str) -> set[str]:
         """Remove *path* and all below it from the ordered paths, and return them."""
-        prefix = path.rstrip("/")
         at = bisect_left(self._paths, path)
-        start = bisect_left(self._paths, prefix + "/")
-        # All paths below come between ``prefix/`` and ``prefix0``, the next character.
-        stop = bisect_left(self._paths, prefix + _AFTER_SLASH)
-        taken = {path, *self._paths[start:stop]}
-        del self._paths[start:stop]
+        below = self._below(path)
+        taken = {path, *self._paths[below]}
+        del self._paths[below]
         if path != "/":
             del self._paths[at]
         return taken
+
+    def _below(self, path: str) -> slice:
+        """Return where the paths below *path* are in the ordered paths."""
+        prefix = path.rstrip("/")
+        # They come between ``prefix/`` and ``prefix0``, the next character.
+        start = bisect_left(self._paths, prefix + "/")
+        return slice(start, bisect_left(self._paths, prefix + _AFTER_SLASH))
 
     def _existing(self, path: str) -> PutNode:
         if path not in self._nodes:

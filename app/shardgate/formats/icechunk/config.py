@@ -272,6 +272,19 @@ def _compile(pattern: str) -> Any:
         ) from error
 
 
+def check_patterns(document: Json) -> None:
+    """Compile all patterns of *document*, for `parse_splitting`. Raises: `ConflictError`."""
+    match document:
+        case {"regex": str(pattern)} | {"DimensionName": str(pattern)}:
+            _compile(pattern)
+        case dict():
+            for each in document.values():
+                check_patterns(each)
+        case list():
+            for each in document:
+                check_patterns(each)
+
+
 def _items(document: Json) -> list[Json]:
     if not isinstance(document, list):
         raise DecodeError("split_sizes is not a list of lists")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from shardgate.formats.icechunk.apply import StoredNodes, by_id
 from shardgate.formats.icechunk.coords import Coords, union
 from shardgate.formats.icechunk.transaction_log import TransactionLog
+from shardgate.formats.reading import DecodeError
 
 
 class ChangeKind(IntEnum):
@@ -42,13 +43,19 @@ class Difference(NamedTuple):
 def find_differences(
     before: StoredNodes, after: StoredNodes, logs: Iterable[TransactionLog]
 ) -> list[Difference]:
-    """List the differences, in order of paths; *logs* are those of all commits after *before*."""
+    """List the differences, in order of paths; *logs* are those of all commits after *before*.
+
+    Raises: `DecodeError` if no log has a node that only one version has: expiry in version 1 of the
+    format drops logs.
+    """
     then = by_id(before)
     now = by_id(after)
     nodes = then | now
+    unexplained = then.keys() ^ now.keys()
     found: set[Difference] = set()
     chunks: dict[str, list[Coords]] = {}
     for log in logs:
+        unexplained -= log.new_groups | log.new_arrays | log.deleted_groups | log.deleted_arrays
         by_kind = (
             (ChangeKind.DELETED, log.deleted_groups, log.deleted_arrays),
             (ChangeKind.CREATED, log.new_groups, log.new_arrays),
@@ -61,6 +68,11 @@ def find_differences(
         for node_id, batches in log.updated_chunks.items():
             if batches and (node := nodes.get(node_id)) is not None:
                 chunks.setdefault(node.path, []).extend(batches)
+    if unexplained:
+        path = min(nodes[node_id].path for node_id in unexplained)
+        raise DecodeError(
+            f"{path} was created or deleted by a commit whose transaction log is lost"
+        )
     for node_id in then.keys() & now.keys():
         source = then[node_id].path
         node = now[node_id]

@@ -109,11 +109,13 @@ class RepoRefs:
         ref = self.directory.join(REPO)
         return Read("repo", ref, request, decode, None, memory_nbytes, is_marker=True)
 
-    async def info(self, fetch: Fetch, *, allow_stale: bool = False) -> RepoInfo | None:
-        """Read ``repo``; with *allow_stale* a cached version of any age is good enough."""
-        return (await self._info(fetch, allow_stale=allow_stale))[0]
+    async def info(self, fetch: Fetch) -> RepoInfo | None:
+        """Read ``repo``. Raises: `OfflineError`."""
+        return (await self._info(fetch))[0]
 
-    async def _info(self, fetch: Fetch, *, allow_stale: bool) -> tuple[RepoInfo | None, int | None]:
+    async def _info(
+        self, fetch: Fetch, *, allow_stale: bool = False
+    ) -> tuple[RepoInfo | None, int | None]:
         found = await fetch(self.read, allow_stale=allow_stale)
         if found is None or (info := found.value.spec) is None:
             return None, None
@@ -123,6 +125,7 @@ class RepoRefs:
 
     async def resolve(self, ref: Ref, fetch: Fetch) -> RefTarget | None:
         """Look up *ref*; the id of a snapshot is its own target."""
+        # A snapshot never changes: its readers need not ask for a newer ``repo`` now and then.
         info, modified_s = await self._info(fetch, allow_stale=isinstance(ref, SnapshotId))
         if info is None:
             return None
@@ -142,8 +145,7 @@ class RepoRefs:
         return info.branches if kind is Branch else info.tags
 
     async def containers(self, fetch: Fetch) -> Sequence[VirtualContainer]:
-        info = await self.info(fetch, allow_stale=True)
-        if info is None:
+        if (info := await self.info(fetch)) is None:
             return ()
         if isinstance(info.config, DecodeError):
             raise DamagedError(self.directory.join(REPO), str(info.config)) from info.config

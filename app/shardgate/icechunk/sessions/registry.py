@@ -26,7 +26,7 @@ from shardgate.formats.contract import Format
 from shardgate.formats.icechunk.ids import decode_id, encode_id
 from shardgate.formats.icechunk.keys import SESSION, Branch, session_prefix
 from shardgate.formats.icechunk.layout import RepositoryLayout
-from shardgate.formats.icechunk.repository_files import Repository
+from shardgate.formats.icechunk.repository_files import RepoRefs, Repository
 from shardgate.formats.reading import Fetch
 from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.commit import config_of
@@ -146,7 +146,10 @@ class Sessions:
         return session_id, document
 
     async def open(self, repository: Repository, session_id: str, fetch: Fetch) -> SessionStore:
-        """Open a session and read its document; its parent may no longer exist."""
+        """Open a session and read its document; its parent may no longer exist.
+
+        Raises: `UnknownSessionError`, `OfflineError`.
+        """
         if decode_id(session_id) is None:
             raise UnknownSessionError(f"there is no session {session_id}")
         root = _root_of(repository, session_id)
@@ -167,7 +170,10 @@ class Sessions:
 
     async def _enter(self, store: SessionStore) -> SessionStore:
         self.keep(store)
-        await store.session.read()
+        session = store.session
+        if isinstance(refs := session.repository.refs, RepoRefs):
+            await refs.info(session.fetch)  # raises if it is offline
+        await session.read()
         return store
 
     def _find(self, root: ObjectRef) -> SessionStore | None:

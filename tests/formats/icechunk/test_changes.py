@@ -173,7 +173,7 @@ def test_impossible_move_is_refused(items: list[Edit]) -> None:
 
 def test_paths_count_as_memory() -> None:
     """Edits and changes hold at least the letters of their paths."""
-    edits = [put(LONG, GROUP), MoveNode("/g-", f"{LONG}/x")]
+    edits: list[Edit] = [put(LONG, GROUP), MoveNode("/g-", f"{LONG}/x")]
 
     assert nbytes_of(edits) > 2 * len(LONG)
     assert made(*edits).nbytes > 2 * len(LONG)

@@ -477,7 +477,7 @@ def test_link_of_a_private_array_lets_sign_in(
     page.goto(f"{site}/login")
     page.click("[aria-label='Authorize as ada']")
     page.click("text=private")
-    page.wait_for_selector("text=Arrays below")
+    page.wait_for_selector("role=heading[name='Arrays']")
     page.goto(f"{site}/api/datasets/private/viewer?path=sharded")
     assert page.url.startswith(f"{viewer}/#!")
     page.wait_for_function("window.viewer")

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import xarray
 import zarr
+from PIL import Image
 
 from shardgate.settings import DatasetSettings, Settings, VirtualPrefix
 from shardgate.web.previews import PLACEHOLDER
+from tests.support.files import write_files
 from tests.support.formats.kerchunk.sets import kerchunk_of, write_json, write_parquet
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of
@@ -96,6 +98,25 @@ def write_bombs(folder: Path) -> None:
         document.with_name("0.0").write_bytes(data)
 
 
+def write_deep(folder: Path) -> None:
+    """Write an array of 256 equal chunks, each of 4 MiB: a plane needs a gigabyte of them."""
+    values = np.arange(128**2, dtype="<u2").reshape(1, 128, 128).repeat(128, 0)
+    document = {
+        "zarr_format": 2,
+        "shape": [128, 2048, 2048],
+        "chunks": [128, 128, 128],
+        "dtype": "<u2",
+        "fill_value": 0,
+        "order": "C",
+        "filters": None,
+        "compressor": {"id": "zlib", "level": 1},
+    }
+    objects = {".zarray": json.dumps(document).encode()}
+    chunk = zlib.compress(values.tobytes(), 1)
+    objects |= {f"0.{row}.{column}": chunk for row in range(16) for column in range(16)}
+    write_files(objects, folder / "deep")
+
+
 def write_sets(folder: Path) -> None:
     """Write a field in NetCDF, as HDF5, and reference sets of it in JSON and Parquet."""
     with h5py.File(folder / "field.nc", "w") as file:
@@ -124,6 +145,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
     write_arrays(folder)
     write_sets(folder)
     write_bombs(folder)
+    write_deep(folder)
     prefixes = (VirtualPrefix(url=folder.as_uri()),)
     datasets = {
         name: DatasetSettings(
@@ -250,6 +272,16 @@ def test_undrawable_array_has_a_page_with_the_reason(
     assert reason in " ".join(page.texts("p[@class='hint']"))
     assert not [each for each in page.all("img") if "preview.png" in each.attrib["src"]]
     assert preview.content == PLACEHOLDER.png
+
+
+def test_plane_of_deep_chunks_has_a_picture(client: httpx.Client) -> None:
+    """A plane is drawn whose chunks, decoded, have more bytes than the worker may use."""
+    preview = client.get("/api/datasets/files/preview.png?path=deep")
+    shown = np.asarray(Image.open(io.BytesIO(preview.content)))
+
+    assert shown.shape == (256, 256)
+    np.testing.assert_array_equal(shown[:16, :16], shown[-16:, -16:])
+    assert shown[0, 0] < shown[15, 15]
 
 
 @pytest.mark.parametrize("name", ["inflating", "objects"])

@@ -38,6 +38,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     Below a damaged one directories of chunks are passed over.
     """
     paths = [("", False)]
+    known: set[str] = set()  # arrays of `Containers.walked`
     count = 0
     while paths:
         count += 1
@@ -51,7 +52,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             async for each in find_containers(root.within(found)):
                 yield each._replace(path=join_path(path, each.path))
             continue
-        if found is None and is_doubtful and LIKE_A_CHUNK.search(path):
+        if found is None and (path in known or (is_doubtful and LIKE_A_CHUNK.search(path))):
             continue
         is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
         layout = None if isinstance(found, Exception) else found
@@ -59,11 +60,12 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             is_needed = not path and not is_doubtful
             names, arrays = await _directories(root, path, layout, is_needed=is_needed)
             for below, array in arrays.items():
-                listing = partial(list_names, root, directory.join(below))
-                yield OpenedContainer(join_path(path, below), array, listing)
-            known = {below.partition("/")[0] for below in arrays}
-            new = [name for name in reversed(names) if name not in known]
-            paths += [(join_path(path, name), is_doubtful) for name in new]
+                array_path = join_path(path, below)
+                if array_path not in known:
+                    known.add(array_path)
+                    listing = partial(list_names, root, root.ref.join(array_path))
+                    yield OpenedContainer(array_path, array, listing)
+            paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
 
 
 async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:
@@ -82,13 +84,17 @@ async def explain_emptiness(root: Root) -> str:
     """Return where containers were looked for, if there is none at *root* or below. Raises:
     `StorageError`, unless the store cannot list.
     """
-    below = "and in all folders below"
     try:
         async with aclosing(find_containers(root)) as containers:
             async for _ in containers:
                 return ""
     except StorageUnusableError as error:
-        below = f"and not in folders below ({error.reason})"
+        return describe_search(root, f"and not in folders below ({error.reason})")
+    return describe_search(root)
+
+
+def describe_search(root: Root, below: str = "and in all folders below") -> str:
+    """Return where containers were looked for in a walk that has found none."""
     walked = root.containers.walked
     markers = root.containers.markers + (f", {walked.marker}" if walked else "")
     return f"{root.ref}: no container found: looked there {below} for {markers}"
@@ -143,15 +149,16 @@ async def _directories(
     arrays: Mapping[str, Layout] = {}
     try:
         with suppress(DamagedError):  # of a set, which tells it with its collections
-            async for listed in root.list(directory, delimiter="/"):
-                name = listed.ref.key.removeprefix(directory.key).rstrip("/")
-                if walked and name == walked.marker:  # very many chunks may follow
-                    return (), {"": walked.layout(directory)}
-                if walked and name == walked.catalog:
-                    arrays = await _read_catalog(root, walked, directory)
-                is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
-                if listed.size is None or is_archive:
-                    names.append(name)
+            async with aclosing(root.list(directory, delimiter="/")) as listing:
+                async for listed in listing:
+                    name = listed.ref.key.removeprefix(directory.key).rstrip("/")
+                    if walked and name == walked.marker:  # very many chunks may follow
+                        return (), {"": walked.layout(directory)}
+                    if walked and name == walked.catalog:
+                        arrays = await _read_catalog(root, walked, directory)
+                    is_archive = containers.is_archive(listed.ref.key)
+                    if listed.size is None or (is_archive and listed.ref not in markers):
+                        names.append(name)
     except StorageUnusableError:
         if walked:
             marker = Read("metadata", directory.join(walked.marker), ByteRange(0, 1), Opaque)
@@ -183,5 +190,5 @@ async def _read_catalog(
     own metadata.
     """
     with suppress(*UNREADABLE):
-        return await walked.read_catalog(directory, root.fetch)
+        return await walked.read_catalog(directory, root.fetch, run_in_thread)
     return {}

@@ -22,7 +22,8 @@ DESK: Final = ViewportSize(width=1200, height=900)
 HAND: Final = ViewportSize(width=390, height=800)
 LOADED: Final = """name => {
     const picture = document.querySelector(`img.plane[src*="${name}"]`);
-    return picture.complete && picture.naturalWidth && !picture.classList.contains("loading");
+    return picture.complete && picture.naturalWidth && !picture.classList.contains("loading")
+        && getComputedStyle(picture).opacity === "1";  // it fades in
 }"""
 
 

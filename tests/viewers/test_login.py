@@ -351,7 +351,7 @@ def test_person_makes_and_revokes_a_link(context: BrowserContext, site: str) -> 
 
     assert url.startswith(f"{site}/~")
     assert (before.status_code, after.status_code) == (200, 401)
-    page.click("text=Datasets")
+    page.click("text=all datasets")
     page.click("text=Sign out")
     page.wait_for_selector("text=Sign in")
     assert page.url.startswith(site)

@@ -298,9 +298,8 @@ def store(folder: Path, values: NDArray[np.uint8]) -> None:
 async def test_numbers_that_numpy_lacks_are_drawn(tmp_path: Path, data_type: str) -> None:
     """Arrays of Zarr v3 have a picture whatever numbers they have."""
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a")}}
-    options = {"dtype": data_type, "shape": (8, 8), "create": True}
     values = np.arange(64).reshape(8, 8) % 8
-    array = tensorstore.open(spec, **options).result()
+    array = tensorstore.open(spec, dtype=data_type, shape=(8, 8), create=True).result()
     array.write(values.astype(array.dtype.numpy_dtype)).result()
 
     drawn = await drawing(tmp_path).get()

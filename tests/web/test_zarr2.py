@@ -100,7 +100,7 @@ def write_bombs(folder: Path) -> None:
 
 def write_deep(folder: Path) -> None:
     """Write an array of 256 equal chunks, each of 4 MiB: a plane needs a gigabyte of them."""
-    values = np.arange(128**2, dtype="<u2").reshape(1, 128, 128).repeat(128, 0)
+    values = np.full((128, 128, 128), np.arange(128), "<u2")
     document = {
         "zarr_format": 2,
         "shape": [128, 2048, 2048],
@@ -274,6 +274,7 @@ def test_undrawable_array_has_a_page_with_the_reason(
     assert preview.content == PLACEHOLDER.png
 
 
+@pytest.mark.soak
 def test_plane_of_deep_chunks_has_a_picture(client: httpx.Client) -> None:
     """A plane is drawn whose chunks, decoded, have more bytes than the worker may use."""
     preview = client.get("/api/datasets/files/preview.png?path=deep")

@@ -3,9 +3,10 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import NamedTuple
+from itertools import batched
+from typing import Final, NamedTuple
 
-from shardgate.concurrency import run_in_thread, yield_to_loop
+from shardgate.concurrency import bounded_gather, run_in_thread, yield_to_loop
 from shardgate.errors import DamagedError, OfflineError, StorageUnusableError
 from shardgate.formats.contract import Layout, StoredObjects, WalkedFormat
 from shardgate.formats.members import Members, members_of
@@ -15,6 +16,9 @@ from shardgate.model import SHARDED, ByteRange, ObjectRef, VirtualKey, join_path
 from shardgate.read.containers import LIKE_A_CHUNK
 from shardgate.read.listing import Root, list_names
 from shardgate.read.member_store import UNREADABLE
+
+_TRIED_AT_ONCE: Final = 64  # arrays of a catalog, in whose places containers may be
+_READS: Final = 16
 
 
 class OpenedContainer(NamedTuple):
@@ -38,7 +42,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     Below a damaged one directories of chunks are passed over.
     """
     paths = [("", False)]
-    known: set[str] = set()  # arrays of `Containers.walked`
+    known: set[str] = set()  # paths of arrays of `Containers.walked`
     count = 0
     while paths:
         count += 1
@@ -52,20 +56,35 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
             async for each in find_containers(root.within(found)):
                 yield each._replace(path=join_path(path, each.path))
             continue
-        if found is None and (path in known or (is_doubtful and LIKE_A_CHUNK.search(path))):
+        if found is None and is_doubtful and LIKE_A_CHUNK.search(path):
             continue
         is_doubtful = isinstance(found, Exception) or (is_doubtful and found is None)
         layout = None if isinstance(found, Exception) else found
         if layout is None or not layout.encloses(VirtualKey("")):
             is_needed = not path and not is_doubtful
             names, arrays = await _directories(root, path, layout, is_needed=is_needed)
-            for below, array in arrays.items():
-                array_path = join_path(path, below)
-                if array_path not in known:
-                    known.add(array_path)
-                    listing = partial(list_names, root, root.ref.join(array_path))
-                    yield OpenedContainer(array_path, array, listing)
-            paths += [(join_path(path, name), is_doubtful) for name in reversed(names)]
+            below = [join_path(path, name) for name in reversed(names)]
+            every = {join_path(path, name): array for name, array in arrays.items()}
+            new = {each: array for each, array in every.items() if each not in known}
+            known |= new.keys()
+            paths += [(each, is_doubtful) for each in below if each not in known]
+            async for each, other in _try_places(root, [*new]):
+                if other is None or isinstance(other, Exception):
+                    listing = partial(list_names, root, root.ref.join(each))
+                    yield OpenedContainer(each, new[each], listing)
+                if other is not None and each != path:  # the container there counts
+                    paths.append((each, is_doubtful))
+
+
+async def _try_places(
+    root: Root, paths: Sequence[str]
+) -> AsyncGenerator[tuple[str, Members | Layout | Exception | None]]:
+    """Look for containers in the places of arrays of a catalog, of which there may be very many."""
+    for batch in batched(paths, _TRIED_AT_ONCE):
+        places = [root.ref.join(path) for path in batch]
+        found = await bounded_gather(partial(_try_open, root), places, limit=_READS)
+        for each in zip(batch, found, strict=True):
+            yield each
 
 
 async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:

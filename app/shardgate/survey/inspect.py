@@ -53,6 +53,7 @@ from shardgate.read.walking import (
     Visited,
     collections_of,
     describe_search,
+    explain_emptiness,
     find_collections,
     find_containers,
 )

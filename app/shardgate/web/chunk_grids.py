@@ -141,9 +141,8 @@ class ChunkGrids:
         tracker = self._resolver.new_tracker()
         for number, cell in enumerate(grid.cells):
             key = join_path(drawing.directory, grid.name_of(cell)).removeprefix(container)
-            shard = await layout.shard(VirtualKey(key), tracker)
-            is_inside = shard is not None and not is_stored
-            grid.shards[cell] = numbers.setdefault(shard, len(numbers)) if is_inside else None
+            shard = None if is_stored else await layout.shard(VirtualKey(key), tracker)
+            grid.shards[cell] = None if shard is None else numbers.setdefault(shard, len(numbers))
             await yield_to_loop(number)
 
         async def look(cell: Cell) -> None:

@@ -167,8 +167,11 @@ async def _read_zarr2(
 
     async def read(name: str) -> None:
         key = join_path(path, name)
-        with suppress(DamagedError if name == ATTRIBUTES else ()):  # these cost no array or group
+        try:
             found[name] = await read_document(resolver, dataset, key, most_nbytes)
+        except DamagedError:
+            if name != ATTRIBUTES:  # these cost no array or group
+                raise
 
     await bounded_gather(read, (ARRAY, GROUP, ATTRIBUTES))
     named = found.get(ATTRIBUTES)

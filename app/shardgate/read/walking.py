@@ -63,17 +63,17 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
         if layout is None or not layout.encloses(VirtualKey("")):
             is_needed = not path and not is_doubtful
             names, arrays = await _directories(root, path, layout, is_needed=is_needed)
-            below = [join_path(path, name) for name in reversed(names)]
             every = {join_path(path, name): array for name, array in arrays.items()}
-            new = {each: array for each, array in every.items() if each not in known}
+            new = {below: array for below, array in every.items() if below not in known}
             known |= new.keys()
-            paths += [(each, is_doubtful) for each in below if each not in known]
-            async for each, other in _try_places(root, [*new]):
+            folders = [join_path(path, name) for name in reversed(names)]
+            paths += [(folder, is_doubtful) for folder in folders if folder not in known]
+            async for place, other in _try_places(root, [*new]):
                 if other is None or isinstance(other, Exception):
-                    listing = partial(list_names, root, root.ref.join(each))
-                    yield OpenedContainer(each, new[each], listing)
-                if other is not None and each != path:  # the container there counts
-                    paths.append((each, is_doubtful))
+                    listing = partial(list_names, root, root.ref.join(place))
+                    yield OpenedContainer(place, new[place], listing)
+                if other is not None and place != path:  # the container there counts
+                    paths.append((place, is_doubtful))
 
 
 async def _try_places(

@@ -1,7 +1,7 @@
 """`shardgate.auth.token_records`: who made which tokens, and which have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ class HookedStore(MemoryStore):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """List, and call the hook."""
         async for each in super().list(prefix, delimiter=delimiter, after=after):
             yield each

@@ -1,7 +1,7 @@
 """`shardgate.gateway`: limits of concurrent requests, of waiting, and disconnected clients."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Gated(MemoryStore):
             await self._opened()
         return await super().get(ref, *args, **kwargs)
 
-    async def list(self, prefix: ObjectRef, **kwargs: str) -> AsyncIterator[Listed]:
+    async def list(self, prefix: ObjectRef, **kwargs: str) -> AsyncGenerator[Listed]:
         """List."""
         await self._opened()
         async for each in super().list(prefix, **kwargs):

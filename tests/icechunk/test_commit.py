@@ -1,7 +1,7 @@
 """Commits in one process: expiration, a missing log, and a store of very many chunk files."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -241,7 +241,7 @@ class CrowdedStore(LocalStore):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """Yield made-up names first."""
         others = 0
         while self.crowd is None or others < self.crowd:

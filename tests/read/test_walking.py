@@ -18,7 +18,10 @@ from shardgate.settings import DatasetSettings, LimitSettings
 from shardgate.storage.contract import ObjectStore
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call, TracedStore
+from shardgate.survey.inspect import summarize
+from shardgate.survey.verify import verify
 from tests.support.formats.case import filled
+from tests.support.formats.zarr.building import array_metadata, sharding
 from tests.support.read.stores import Unlisted
 from tests.support.resolving import reading
 
@@ -56,8 +59,8 @@ async def names_of(store: ObjectStore) -> dict[str, tuple[str | None, ...] | Non
 
 @pytest.mark.parametrize("is_consolidated", [False, True])
 async def test_walk_finds_arrays_and_lists_no_chunks(*, is_consolidated: bool) -> None:
-    """A walk finds the arrays, with consolidated metadata by these alone, and enters no folder of
-    chunks.
+    """A walk finds the arrays, with consolidated metadata by these alone, and lists no folder of
+    chunks; groups may have other arrays.
     """
     calls: list[Call] = []
     store = TracedStore(filled(written(is_consolidated=is_consolidated)), calls.append)
@@ -65,7 +68,7 @@ async def test_walk_finds_arrays_and_lists_no_chunks(*, is_consolidated: bool) -
     lists = [call.ref.key.removeprefix("data/") for call in calls if call.method == "list"]
 
     assert found == dict.fromkeys(PATHS, ("y", "x"))
-    assert lists == ([""] if is_consolidated else ["", "flat/", "g/", "g/nested/"])
+    assert lists == (["", "g/"] if is_consolidated else ["", "flat/", "g/", "g/nested/"])
 
 
 async def test_array_beside_consolidated_metadata_is_found() -> None:
@@ -74,6 +77,34 @@ async def test_array_beside_consolidated_metadata_is_found() -> None:
     store = filled(objects | {"new/.zarray": objects["flat/.zarray"]})
 
     assert set(await names_of(store)) == {*PATHS, "new"}
+
+
+async def test_catalog_hides_no_other_collection() -> None:
+    """Shards of Zarr v3 in a group of consolidated arrays, and in the place of one, are found and
+    verified; no array is found twice, though the group has a catalog of its own.
+    """
+    objects = written(is_consolidated=True)
+    documents = json.loads(objects[".zmetadata"])["metadata"]
+    below = {"nested/.zarray": documents["g/nested/.zarray"]}
+    sharded = json.dumps(array_metadata([8], [4], [sharding([1])])).encode()
+    for path in ("g/sharded", "flat"):
+        objects |= {f"{path}/zarr.json": sharded, f"{path}/c/0": b"damaged"}
+    objects["g/.zmetadata"] = json.dumps({"metadata": below}).encode()
+    opened = reading(filled(objects))
+    seen = await summarize(opened.resolver, opened.dataset, within_s=60)
+    report = await verify(opened.root, chunks=False)
+
+    assert sorted(each.path for each in seen.collections) == [*PATHS, "g/sharded"]
+    assert seen.is_all
+    assert [damage.key for damage in report.damages] == ["flat/c/0", "g/sharded/c/0"]
+
+
+async def test_odd_attributes_cost_no_array() -> None:
+    """An array whose `.zattrs` is no JSON is found, without names of its dimensions."""
+    assert await names_of(filled(written() | {"flat/.zattrs": b"{"})) == {
+        "flat": None,
+        "g/nested": ("y", "x"),
+    }
 
 
 async def test_store_without_listing_has_what_its_root_tells() -> None:

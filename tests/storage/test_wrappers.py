@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -74,7 +74,7 @@ class FailingStore(MemoryStore):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """Fail first."""
         self.fail()
         async for each in super().list(prefix, delimiter=delimiter, after=after):
@@ -173,7 +173,7 @@ async def test_failed_listing_is_resumed(delimiter: str) -> None:
     """A listing that fails after every second name lists each once, in order."""
 
     class Breaking(FailingStore):
-        async def list(self, *args: Any, **options: Any) -> AsyncIterator[Listed]:
+        async def list(self, *args: Any, **options: Any) -> AsyncGenerator[Listed]:
             count = 0
             async for each in super().list(*args, **options):
                 if count == 2:

@@ -1,7 +1,7 @@
 """Stores of a service that hang until the test opens their gate."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from shardgate.model import ObjectRef
@@ -53,7 +53,7 @@ class _GatedStore(StoreWrapper):
         await self._gate.enter(ref)
         return await super().stat(ref)
 
-    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncIterator[Listed]:
+    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncGenerator[Listed]:
         await self._gate.enter(prefix)
         async for each in super().list(prefix, **options):
             yield each

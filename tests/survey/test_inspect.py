@@ -17,6 +17,7 @@ from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.storage.contract import Found, NotModified
 from shardgate.storage.memory import MemoryStore
+from shardgate.storage.wrappers import Call, TracedStore
 from shardgate.survey.inspect import (
     MAX_COLLECTIONS,
     MAX_MEASURED,
@@ -349,13 +350,16 @@ async def test_shards_too_many_to_read_are_not_measured() -> None:
 
 
 async def test_empty_root_has_the_reason() -> None:
-    """A page of nothing says what was looked for; of a raw dataset, that nothing was."""
-    opened = reading(MemoryStore())
+    """A page of nothing says what one walk has looked for; of a raw dataset, that nothing was."""
+    calls: list[Call] = []
+    opened = reading(TracedStore(MemoryStore(), calls.append))
     nothing = await inspect_page(opened.root, limit=9)
+    lists = [call for call in calls if call.method == "list"]
     raw = replace(opened.root, containers=Containers(()))
 
     assert (nothing.reports, nothing.is_all) == ([], True)
     assert "no container found" in nothing.reason
+    assert len(lists) == 1
     assert "nothing was looked for" in (await inspect_page(raw, limit=9)).reason
 
 

@@ -351,7 +351,7 @@ def test_person_makes_and_revokes_a_link(context: BrowserContext, site: str) -> 
 
     assert url.startswith(f"{site}/~")
     assert (before.status_code, after.status_code) == (200, 401)
-    page.click("text=Datasets")
+    page.click("text=all datasets")
     page.click("text=Sign out")
     page.wait_for_selector("text=Sign in")
     assert page.url.startswith(site)
@@ -477,7 +477,7 @@ def test_link_of_a_private_array_lets_sign_in(
     page.goto(f"{site}/login")
     page.click("[aria-label='Authorize as ada']")
     page.click("text=private")
-    page.wait_for_selector("text=Arrays below")
+    page.wait_for_selector("role=heading[name='Arrays']")
     page.goto(f"{site}/api/datasets/private/viewer?path=sharded")
     assert page.url.startswith(f"{viewer}/#!")
     page.wait_for_function("window.viewer")

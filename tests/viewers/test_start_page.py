@@ -107,7 +107,7 @@ def test_snippet_is_selected_or_copied_by_one_click(browser: Browser, url: str) 
         copied = str(desk.evaluate("navigator.clipboard.readText()"))
 
     assert taken.strip() == copied
-    assert f'zarr.open_array("{url}/image/s0", mode="r")' in copied
+    assert f'zarr.open_array("{url}/image/@sharded/s0", mode="r")' in copied
 
 
 def test_slow_dataset_is_filled_in(browser: Browser, tmp_path: Path, pictures: Path) -> None:

@@ -80,6 +80,8 @@ ODD_CHANNELS: Final[list[Any]] = [
     {"color": "no"},
     {"label": 7},
     {"window": {"start": "a"}},
+    {"window": {"start": 5, "end": 5}},
+    {"window": {"start": 9, "end": 5}},
     {"active": []},
 ]
 
@@ -260,6 +262,23 @@ async def test_long_lists_are_cut_before_they_are_read() -> None:
     assert [axis.step for axis in node.array.axes] == [2.0**4] * 5
     assert volume is not None
     assert volume.kind == "volume"
+
+
+async def test_odd_attributes_cost_no_node_of_zarr_v2() -> None:
+    """An array and a group of Zarr v2 whose `.zattrs` is no JSON have a node without attributes."""
+    array = {"zarr_format": 2, "shape": [8, 8], "chunks": [4, 4], "dtype": "<f4", "order": "C"}
+    store = MemoryStore()
+    for key, data in {
+        "a/.zarray": json.dumps(array).encode(),
+        "a/.zattrs": b"{",
+        "g/.zgroup": b'{"zarr_format": 2}',
+        "g/.zattrs": b"{",
+    }.items():
+        store.place(ROOT.join(key), data)
+    found = reading(store)
+    nodes = [await read_node(found.resolver, found.dataset, path) for path in "ag"]
+
+    assert [node and node.kind for node in nodes] == ["array", "group"]
 
 
 async def test_nothing_is_no_node() -> None:

@@ -44,6 +44,7 @@ from tests.support.web.pictures import (
 SHAPE: Final = (2, 60, 100)
 CHUNK: Final = (1, 20, 20)
 FIRST: Final = {"at.dim_0": "0"}
+NAMES: Final = ("preview.png", "histogram.svg")
 INNER: Final = "inner chunks stored, in"
 
 
@@ -169,6 +170,19 @@ def test_histogram_has_the_range_of_the_plane(client: httpx.Client) -> None:
     assert numbers == pytest.approx([low, high], rel=1e-3)
 
 
+def test_histogram_has_an_etag_of_its_own(client: httpx.Client) -> None:
+    """A histogram is 304 for its own ETag only, and not for that of the picture."""
+    tags = [get(client, "data", name, path="bytes").headers["etag"] for name in NAMES]
+    statuses = [
+        client.get(
+            "/api/datasets/data/histogram.svg?path=bytes", headers={"if-none-match": tag}
+        ).status_code
+        for tag in tags
+    ]
+
+    assert statuses == [200, 304]
+
+
 def test_histogram_of_channels_has_their_colours(client: httpx.Client) -> None:
     """A histogram of an image has a curve for each channel that is drawn, in its colour."""
     svg = drawing(get(client, "image", "histogram.svg"))
@@ -219,6 +233,8 @@ def test_histogram_of_any_values_is_drawn(
             f"6 of 15 {INNER} 2 of 6 shards",
         ),
         ("repo", {"path": "a", "ref": "tag.v1"}, "15 of 15 inner chunks stored, in 6 of 6 shards"),
+        ("sparse", {"path": "@sharded/sharded", **FIRST}, "2 of 6 chunks stored"),
+        ("repo", {"path": "@tag.v1/@sharded/a"}, "6 of 6 chunks stored"),
         ("cells", {}, "4 of 4 inner chunks stored, in 1 of 1 shards, array 4_4_40"),
         ("image", {}, "9 of 12 inner chunks stored, in 1 of 1 shards, array 0"),
         ("undrawable", {"path": "codec"}, "0 of 1 chunks stored"),

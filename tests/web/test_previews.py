@@ -16,6 +16,7 @@ import httpx
 import icechunk
 import numpy as np
 import pytest
+import tensorstore
 import zarr
 from numpy.typing import NDArray
 from PIL import Image
@@ -126,6 +127,7 @@ def grey(values: NDArray[Any]) -> NDArray[np.uint8]:
             id="a fill value beyond the others is white, and NaN is black",
         ),
         pytest.param("data", {"path": "colours"}, COLOURS, id="three bytes are a colour"),
+        pytest.param("data", {"path": "namesakes"}, grey(BYTES), id="two axes of one name"),
         pytest.param("data", {"path": "constant"}, np.full((9, 9), 128), id="constants are grey"),
         pytest.param("volumes", {"path": "em"}, grey(VOLUME[..., 4].T), id="a volume has x right"),
         pytest.param("volumes", {"path": "em", "at.z": "8"}, grey(VOLUME[..., 8].T), id="its end"),
@@ -292,6 +294,18 @@ def store(folder: Path, values: NDArray[np.uint8]) -> None:
     zarr.create_array(str(folder / "a"), data=values, chunks=(8, 8), overwrite=True)
 
 
+@pytest.mark.parametrize("data_type", ["bfloat16", "int4", "float8_e4m3fn"])
+async def test_numbers_that_numpy_lacks_are_drawn(tmp_path: Path, data_type: str) -> None:
+    """Arrays of Zarr v3 have a picture whatever numbers they have."""
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a")}}
+    values = np.arange(64).reshape(8, 8) % 8
+    array = tensorstore.open(spec, dtype=data_type, shape=(8, 8), create=True).result()
+    array.write(values.astype(array.dtype.numpy_dtype)).result()
+
+    drawn = await drawing(tmp_path).get()
+    assert np.asarray(Image.open(io.BytesIO(drawn.png))).tolist() == grey(values).tolist()
+
+
 def contrast_of(values: NDArray[Any]) -> Any:
     """Return the contrast of a picture of *values*."""
     return pytest.approx(np.percentile(values, (1, 99)))
@@ -424,6 +438,8 @@ def test_worker_has_bounded_memory() -> None:
         "order": [0, 1],
         "is_rgb": False,
         "is_labels": False,
+        "decoders": [],
+        "channels": [],
         "objects": [("zarr.json", len(data))],
     }
     sent = json.dumps(request).encode() + b"\n" + data

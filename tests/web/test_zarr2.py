@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import xarray
 import zarr
+from PIL import Image
 
 from shardgate.settings import DatasetSettings, Settings, VirtualPrefix
 from shardgate.web.previews import PLACEHOLDER
+from tests.support.files import write_files
 from tests.support.formats.kerchunk.sets import kerchunk_of, write_json, write_parquet
 from tests.support.pages import Page, open_page
 from tests.support.serving import client_of
@@ -94,6 +96,25 @@ def write_bombs(folder: Path) -> None:
         document = folder / f"bombs/{name}/.zarray"
         document.write_text(json.dumps(json.loads(document.read_text()) | changed))
         document.with_name("0.0").write_bytes(data)
+
+
+def write_deep(folder: Path) -> None:
+    """Write an array of 256 equal chunks, each of 4 MiB: a plane needs a gigabyte of them."""
+    values = np.full((128, 128, 128), np.arange(128), "<u2")
+    document = {
+        "zarr_format": 2,
+        "shape": [128, 2048, 2048],
+        "chunks": [128, 128, 128],
+        "dtype": "<u2",
+        "fill_value": 0,
+        "order": "C",
+        "filters": None,
+        "compressor": {"id": "zlib", "level": 1},
+    }
+    objects = {".zarray": json.dumps(document).encode()}
+    chunk = zlib.compress(values.tobytes(), 1)
+    objects |= {f"0.{row}.{column}": chunk for row in range(16) for column in range(16)}
+    write_files(objects, folder)
 
 
 def write_sets(folder: Path) -> None:
@@ -250,6 +271,19 @@ def test_undrawable_array_has_a_page_with_the_reason(
     assert reason in " ".join(page.texts("p[@class='hint']"))
     assert not [each for each in page.all("img") if "preview.png" in each.attrib["src"]]
     assert preview.content == PLACEHOLDER.png
+
+
+@pytest.mark.soak
+def test_plane_of_deep_chunks_has_a_picture(tmp_path: Path) -> None:
+    """A plane is drawn whose chunks, decoded, have more bytes than the worker may use."""
+    write_deep(tmp_path)
+    with client_of(Settings(datasets={"deep": DatasetSettings(url=str(tmp_path))})) as client:
+        preview = client.get("/api/datasets/deep/preview.png")
+    shown = np.asarray(Image.open(io.BytesIO(preview.content)))
+
+    assert shown.shape == (250, 250)  # of 4 million values in the middle
+    np.testing.assert_array_equal(shown[:, :16], shown[:, 16:32])
+    assert len(np.unique(shown)) == 16
 
 
 @pytest.mark.parametrize("name", ["inflating", "objects"])

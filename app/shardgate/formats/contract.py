@@ -280,7 +280,9 @@ class WalkedFormat(Protocol):
     def layout(self, directory: ObjectRef) -> Layout:
         """Return the layout of the array in *directory*, which has the marker."""
 
-    async def read_catalog(self, directory: ObjectRef, fetch: Fetch) -> Mapping[str, Layout]:
+    async def read_catalog(
+        self, directory: ObjectRef, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Mapping[str, Layout]:
         """Return the arrays in the catalog in *directory*, by their paths below it; none without
         one. Raises: `DamagedError`.
         """

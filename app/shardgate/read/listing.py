@@ -71,7 +71,7 @@ class Root:
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """List objects, or members; see `ObjectReader.list`."""
         if (members := members_of(prefix)) is not None:
             return list_members(members, prefix, self.fetch, delimiter=delimiter, after=after)

@@ -5,7 +5,7 @@ object in place of a member, and `resolve` locates the bytes of a chunk in it. S
 a shard in an archive is one range of the archive.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -142,7 +142,7 @@ async def survey_shard(shard: Shard, fetch: Fetch) -> Survey | None:
 
 async def list_members(
     members: Members, prefix: ObjectRef, fetch: Fetch, *, delimiter: str, after: str
-) -> AsyncIterator[Listed]:
+) -> AsyncGenerator[Listed]:
     """List the members below *prefix*; see `ObjectReader.list`."""
     damages: list[DamagedError] = []
 

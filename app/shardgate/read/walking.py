@@ -3,9 +3,10 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import NamedTuple
+from itertools import batched
+from typing import Final, NamedTuple
 
-from shardgate.concurrency import run_in_thread, yield_to_loop
+from shardgate.concurrency import bounded_gather, run_in_thread, yield_to_loop
 from shardgate.errors import DamagedError, OfflineError, StorageUnusableError
 from shardgate.formats.contract import Layout, StoredObjects, WalkedFormat
 from shardgate.formats.members import Members, members_of
@@ -15,6 +16,9 @@ from shardgate.model import SHARDED, ByteRange, ObjectRef, VirtualKey, join_path
 from shardgate.read.containers import LIKE_A_CHUNK
 from shardgate.read.listing import Root, list_names
 from shardgate.read.member_store import UNREADABLE
+
+_TRIED_AT_ONCE: Final = 64  # arrays of a catalog, in whose places containers may be
+_READS: Final = 16
 
 
 class OpenedContainer(NamedTuple):
@@ -38,6 +42,7 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
     Below a damaged one directories of chunks are passed over.
     """
     paths = [("", False)]
+    known: set[str] = set()  # paths of arrays of `Containers.walked`
     count = 0
     while paths:
         count += 1
@@ -58,12 +63,28 @@ async def find_containers(root: Root) -> AsyncGenerator[OpenedContainer]:
         if layout is None or not layout.encloses(VirtualKey("")):
             is_needed = not path and not is_doubtful
             names, arrays = await _directories(root, path, layout, is_needed=is_needed)
-            for below, array in arrays.items():
-                listing = partial(list_names, root, directory.join(below))
-                yield OpenedContainer(join_path(path, below), array, listing)
-            known = {below.partition("/")[0] for below in arrays}
-            new = [name for name in reversed(names) if name not in known]
-            paths += [(join_path(path, name), is_doubtful) for name in new]
+            every = {join_path(path, name): array for name, array in arrays.items()}
+            new = {below: array for below, array in every.items() if below not in known}
+            known |= new.keys()
+            folders = [join_path(path, name) for name in reversed(names)]
+            paths += [(folder, is_doubtful) for folder in folders if folder not in known]
+            async for place, other in _try_places(root, [*new]):
+                if other is None or isinstance(other, Exception):
+                    listing = partial(list_names, root, root.ref.join(place))
+                    yield OpenedContainer(place, new[place], listing)
+                if other is not None and place != path:  # the container there counts
+                    paths.append((place, is_doubtful))
+
+
+async def _try_places(
+    root: Root, paths: Sequence[str]
+) -> AsyncGenerator[tuple[str, Members | Layout | Exception | None]]:
+    """Look for containers in the places of arrays of a catalog, of which there may be very many."""
+    for batch in batched(paths, _TRIED_AT_ONCE):
+        places = [root.ref.join(path) for path in batch]
+        found = await bounded_gather(partial(_try_open, root), places, limit=_READS)
+        for each in zip(batch, found, strict=True):
+            yield each
 
 
 async def _try_open(root: Root, directory: ObjectRef) -> Members | Layout | Exception | None:
@@ -82,13 +103,17 @@ async def explain_emptiness(root: Root) -> str:
     """Return where containers were looked for, if there is none at *root* or below. Raises:
     `StorageError`, unless the store cannot list.
     """
-    below = "and in all folders below"
     try:
         async with aclosing(find_containers(root)) as containers:
             async for _ in containers:
                 return ""
     except StorageUnusableError as error:
-        below = f"and not in folders below ({error.reason})"
+        return describe_search(root, f"and not in folders below ({error.reason})")
+    return describe_search(root)
+
+
+def describe_search(root: Root, below: str = "and in all folders below") -> str:
+    """Return where containers were looked for in a walk that has found none."""
     walked = root.containers.walked
     markers = root.containers.markers + (f", {walked.marker}" if walked else "")
     return f"{root.ref}: no container found: looked there {below} for {markers}"
@@ -143,15 +168,16 @@ async def _directories(
     arrays: Mapping[str, Layout] = {}
     try:
         with suppress(DamagedError):  # of a set, which tells it with its collections
-            async for listed in root.list(directory, delimiter="/"):
-                name = listed.ref.key.removeprefix(directory.key).rstrip("/")
-                if walked and name == walked.marker:  # very many chunks may follow
-                    return (), {"": walked.layout(directory)}
-                if walked and name == walked.catalog:
-                    arrays = await _read_catalog(root, walked, directory)
-                is_archive = containers.is_archive(listed.ref.key) and listed.ref not in markers
-                if listed.size is None or is_archive:
-                    names.append(name)
+            async with aclosing(root.list(directory, delimiter="/")) as listing:
+                async for listed in listing:
+                    name = listed.ref.key.removeprefix(directory.key).rstrip("/")
+                    if walked and name == walked.marker:  # very many chunks may follow
+                        return (), {"": walked.layout(directory)}
+                    if walked and name == walked.catalog:
+                        arrays = await _read_catalog(root, walked, directory)
+                    is_archive = containers.is_archive(listed.ref.key)
+                    if listed.size is None or (is_archive and listed.ref not in markers):
+                        names.append(name)
     except StorageUnusableError:
         if walked:
             marker = Read("metadata", directory.join(walked.marker), ByteRange(0, 1), Opaque)
@@ -183,5 +209,5 @@ async def _read_catalog(
     own metadata.
     """
     with suppress(*UNREADABLE):
-        return await walked.read_catalog(directory, root.fetch)
+        return await walked.read_catalog(directory, root.fetch, run_in_thread)
     return {}

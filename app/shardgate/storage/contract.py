@@ -1,7 +1,7 @@
 """Interface of object stores, the values that pass through it, and what all stores share."""
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NotRequired, Protocol, TypedDict
@@ -224,7 +224,7 @@ class ObjectReader(Protocol):
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """List the objects whose keys start with *prefix* and are greater than *after*, by key.
 
         With the *delimiter* ``/``, keys that contain it after the prefix are rolled up into common

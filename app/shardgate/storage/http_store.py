@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from http import HTTPStatus
@@ -84,7 +84,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
         if self._token is not None:
             self._authorization = self._token.header
 
-    def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
+    def list(self, prefix: ObjectRef, **_: str) -> AsyncGenerator[Listed]:
         raise StorageUnusableError(prefix, "an HTTP server cannot be listed")
 
     async def check_reachable(self, root: ObjectRef) -> None:

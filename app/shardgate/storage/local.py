@@ -268,7 +268,7 @@ class LocalStore:
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """Walk folder by folder, in the order of whole keys.
 
         Common prefixes are folders with a file somewhere below. Links that lead out are left out,

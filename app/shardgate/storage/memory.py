@@ -130,7 +130,7 @@ class MemoryStore:
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         last = None
         for ref in sorted(self._objects, key=lambda ref: ref.key.encode()):
             if ref.bucket != prefix.bucket or not ref.key.startswith(prefix.key):

@@ -148,7 +148,7 @@ class CloudStore(CloudWriter):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """Page through the listing: of whole folders, and with a delimiter from the start."""
         folder = prefix.key[: prefix.key.rfind("/") + 1]
         if folder and not is_name(folder.removesuffix("/")):
@@ -158,7 +158,7 @@ class CloudStore(CloudWriter):
                 if each.ref.key > after and each.ref.key.startswith(prefix.key):
                     yield each
 
-    async def _list(self, folder: ObjectRef, delimiter: str, after: str) -> AsyncIterator[Listed]:
+    async def _list(self, folder: ObjectRef, delimiter: str, after: str) -> AsyncGenerator[Listed]:
         store = self._store(folder)
         if delimiter:
             found = await obstore.list_with_delimiter_async(store, folder.key)

@@ -7,7 +7,7 @@ of small objects, are sent by our own HTTP client.
 
 import heapq
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -58,7 +58,7 @@ class S3Store(S3Writer, HttpReader):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         with translated(prefix):
             listing = _S3Listing(self._client, bucket_of(prefix), self._in_order)
             found = listing.folder(prefix, after) if delimiter else listing.walk(prefix, after)
@@ -149,7 +149,7 @@ class _S3Listing:
             else:
                 waiting.pop()
 
-    async def folder(self, prefix: ObjectRef, after: str) -> AsyncIterator[Listed]:
+    async def folder(self, prefix: ObjectRef, after: str) -> AsyncGenerator[Listed]:
         waiting: list[tuple[str, Listed]] = []
         start = after if self.in_order.get(self.bucket, False) else _begin(prefix.key, after)
         async for page in self._pages(prefix, "/", start):

@@ -59,7 +59,7 @@ class StoreWrapper:
 
     def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         return self.store_of(prefix).list(prefix, delimiter=delimiter, after=after)
 
     async def check_reachable(self, root: ObjectRef) -> None:
@@ -112,7 +112,7 @@ class GuardedStore(ReadOnlyStore, StoreWrapper):
             raise StorageDeniedError(ref, "the key contains '.' or '..' segments")
         return self._inner
 
-    def list(self, prefix: ObjectRef, **_: str) -> AsyncIterator[Listed]:
+    def list(self, prefix: ObjectRef, **_: str) -> AsyncGenerator[Listed]:
         """Refuse: references name single objects."""
         raise StorageDeniedError(prefix, "virtual references cannot be listed")
 
@@ -195,9 +195,9 @@ class RetryingStore(StoreWrapper):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """List with retries, each of which begins after the last key that was listed."""
-        listing: AsyncIterator[Listed] | None = None
+        listing: AsyncGenerator[Listed] | None = None
         last = after
 
         async def step() -> Listed | None:
@@ -299,7 +299,7 @@ class TracedStore(StoreWrapper):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         with _Timer(self._on_call, "list", prefix):
             async for each in self._inner.list(prefix, delimiter=delimiter, after=after):
                 yield each

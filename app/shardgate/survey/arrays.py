@@ -16,7 +16,9 @@ _DRAWN: Final = frozenset(
 )
 """Data types that Neuroglancer draws."""
 _PICTURED: Final = _DRAWN | {"bool", "int64", "float16", "float64", "complex64", "complex128"}
-"""Data types of Zarr v2 that previews are made of."""
+"""Data types of Zarr v2 that previews are made of; those of v3 are left to TensorStore."""
+_NUMBER: Final = re.compile("(bool|u?int|b?float|complex)[0-9a-z_]*")
+"""Data types of Zarr v3 that are numbers: ``bfloat16``, ``int4``, ``float8_e4m3fn`` too."""
 _PLAIN: Final = frozenset({"bytes", "transpose", "blosc", "gzip", "zlib", "zstd"})
 """Codecs of arrays of Zarr v2 that Neuroglancer and TensorStore read; they read no filters."""
 _DECODED: Final = _PLAIN | {
@@ -143,10 +145,12 @@ class ArrayView(Description):
     @property
     def why_not_pictured(self) -> str:
         """Return why there is no preview, where its types of values and codecs tell."""
-        if self.data_type not in _PICTURED:
+        is_v2 = self.format == "zarr2"
+        data_type = self.data_type or ""
+        if not (data_type in _PICTURED if is_v2 else _NUMBER.fullmatch(data_type)):
             return f"{self.data_type} is no type of numbers that is drawn"
         unknown = [name for name in self.codecs if name not in _DECODED]
-        return f"{unknown[0]} is not decoded" if self.format == "zarr2" and unknown else ""
+        return f"{unknown[0]} is not decoded" if is_v2 and unknown else ""
 
 
 NO_ARRAY: Final = ArrayView("", "", "")  # stands for the array of a node that is none

@@ -212,7 +212,9 @@ def _validated[M: BaseModel](model: type[M], value: object) -> M | None:
 
 
 def _channel(omero: _OmeroChannel) -> Channel:
-    window = None if omero.window is None else (omero.window.start, omero.window.end)
+    window = None
+    if omero.window is not None and omero.window.start < omero.window.end:
+        window = omero.window.start, omero.window.end
     return Channel(omero.label, omero.color, window, omero.active)
 
 

@@ -52,6 +52,7 @@ from shardgate.read.resolver import Resolver
 from shardgate.read.walking import (
     Visited,
     collections_of,
+    describe_search,
     explain_emptiness,
     find_collections,
     find_containers,
@@ -140,38 +141,34 @@ async def inspect_page(
     within *within_s* seconds.
     """
     reports: list[Description | DamageReport] = []
+    has_containers = False
 
     async def look() -> bool:
+        nonlocal has_containers
         is_behind = not after
-        async with aclosing(find_collections(root)) as found:
-            async for visited in found:
-                if not is_behind:
-                    is_behind = visited.path == after
-                    continue
-                if len(reports) == limit:
-                    return False
-                reports.append(_report(visited))
+        async with aclosing(find_containers(root)) as containers:
+            async for opened in containers:
+                has_containers = True
+                for visited in await collections_of(root, opened):
+                    if not is_behind:
+                        is_behind = visited.path == after
+                        continue
+                    if len(reports) == limit:
+                        return False
+                    reports.append(_report(visited))
         return True
 
     is_all, reason = await _in_time(look(), within_s)
-    if not reports and is_all and not after:
-        reason = await _explain_nothing(root, within_s)
+    if is_all and not has_containers:
+        reason = "the objects are served as they are stored: nothing was looked for"
+        if root.containers.formats:
+            reason = describe_search(root)
     left_out = [
         f"{report.path}: {report.why_sharded}"
         for report in reports
         if isinstance(report, Description) and report.kind == LEFT_OUT
     ]
     return DescriptionPage(reports, is_all, "; ".join(filter(None, [reason, *left_out])))
-
-
-async def _explain_nothing(root: Root, within_s: float) -> str:
-    """Return what was looked for where nothing was found; empty for containers without arrays."""
-    if not root.containers.formats:
-        return "the objects are served as they are stored: nothing was looked for"
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            return await explain_emptiness(root)
-    return ""
 
 
 def _report(visited: Visited) -> Description | DamageReport:

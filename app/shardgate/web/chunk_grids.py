@@ -14,7 +14,7 @@ import cachetools
 from shardgate.concurrency import SingleFlight, bounded_gather, yield_to_loop
 from shardgate.errors import BadParameterError, BusyError, ShardgateError
 from shardgate.formats.reading import DecodeError
-from shardgate.model import VirtualKey, join_path
+from shardgate.model import SHARDED, VirtualKey, join_path
 from shardgate.read.containers import Dataset
 from shardgate.read.resolver import Resolver
 from shardgate.web.looks import READS, PictureName, Planner
@@ -135,11 +135,13 @@ class ChunkGrids:
         first = VirtualKey(join_path(drawing.directory, grid.name_of(grid.cells[0])))
         layout, rest, *_ = await self._resolver.find_container(dataset, first)
         container = first.removesuffix(rest)
+        # There the chunks of the drawing are shards, also in a ref.
+        is_stored = f"/{SHARDED}" in f"/{first}"
         numbers: dict[str, int] = {}
         tracker = self._resolver.new_tracker()
         for number, cell in enumerate(grid.cells):
             key = join_path(drawing.directory, grid.name_of(cell)).removeprefix(container)
-            shard = await layout.shard(VirtualKey(key), tracker)
+            shard = None if is_stored else await layout.shard(VirtualKey(key), tracker)
             grid.shards[cell] = None if shard is None else numbers.setdefault(shard, len(numbers))
             await yield_to_loop(number)
 

@@ -167,10 +167,14 @@ async def _read_zarr2(
 
     async def read(name: str) -> None:
         key = join_path(path, name)
-        found[name] = await read_document(resolver, dataset, key, most_nbytes)
+        try:
+            found[name] = await read_document(resolver, dataset, key, most_nbytes)
+        except DamagedError:
+            if name != ATTRIBUTES:  # these cost no array or group
+                raise
 
     await bounded_gather(read, (ARRAY, GROUP, ATTRIBUTES))
-    named = found[ATTRIBUTES]
+    named = found.get(ATTRIBUTES)
     attributes = {} if named is None else named.members
     if (array := found[ARRAY]) is not None:
         members: dict[str, Json] = {"node_type": "array", "attributes": attributes}

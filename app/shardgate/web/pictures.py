@@ -12,6 +12,7 @@ from shardgate.auth.access import Datasets, ServedDataset
 from shardgate.concurrency import run_in_thread
 from shardgate.errors import BusyError
 from shardgate.gateway.entity_headers import cache_headers
+from shardgate.model import ETag
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
@@ -136,8 +137,10 @@ def _respond(
         headers["x-shardgate-preview"] = "mixed"
     if preview.read_s is not None:
         headers["last-modified"] = formatdate(preview.read_s, usegmt=True)
-    headers["etag"] = preview.etag
+    kind = "h" if media_type == _SVG_TYPE else ""  # other bytes of the same preview
+    etag = ETag(f'{preview.etag[:-1]}{kind}"')
+    headers["etag"] = etag
     conditions = Conditions(if_none_match=request.headers.get("if-none-match"))
-    if (status := conditions.precondition(preview.etag, None)) is not None:
+    if (status := conditions.precondition(etag, None)) is not None:
         return Response(status_code=status, headers=headers)
     return Response(body, media_type=media_type, headers=headers)

@@ -177,8 +177,9 @@ def draw_zarr(document: ServedDocument, directory: str, node: NodeView, at: Indi
     channels = _drawn_channels(node, choices)
     section = plan_section(shape, chunk_shape, plane_of(node), choices, len(channels))
     is_v2 = array.format == "zarr2"
-    # TensorStore refuses NaN, which attributes may have
-    plain = plain_document(document.members) if is_v2 else document.members | {"attributes": {}}
+    plain = plain_document(document.members) if is_v2 else document.members
+    # TensorStore refuses NaN, which attributes may have, and a name of two dimensions.
+    plain = {name: plain[name] for name in plain if name != "dimension_names"} | {"attributes": {}}
     return Drawing(
         driver="zarr3",
         document=("zarr.json", write_json(plain)),

@@ -113,6 +113,30 @@ def test_dimensions_have_the_names_of_xarray(attributes: Any, names: Any) -> Non
 
 
 @pytest.mark.parametrize(
+    ("dtype", "literal", "fill_value"),
+    [
+        ("<f4", "NaN", "NaN"),
+        (">f8", "Infinity", "Infinity"),
+        ("<f2", "-Infinity", "-Infinity"),
+        ("<c8", "[NaN, 1.5]", ["NaN", 1.5]),
+        ("<f4", '"NaN"', "NaN"),
+    ],
+)
+def test_fill_value_that_is_not_finite_is_text(dtype: str, literal: str, fill_value: Any) -> None:
+    """Bare words of Python's writers are spelled as Zarr v3 spells them."""
+    stored = PLAIN | {"dtype": dtype, "fill_value": json.loads(literal)}
+
+    assert array_document(stored)["fill_value"] == fill_value
+
+
+def test_separator_of_keys_is_a_dot_where_it_is_null() -> None:
+    """A `dimension_separator` that is null means what its absence means."""
+    document = array_document(PLAIN | {"dimension_separator": None})
+
+    assert document["chunk_key_encoding"]["configuration"] == {"separator": "."}
+
+
+@pytest.mark.parametrize(
     ("changed", "reason"),
     [
         ({"zarr_format": 1}, "zarr_format is not 2"),
@@ -122,7 +146,9 @@ def test_dimensions_have_the_names_of_xarray(attributes: Any, names: Any) -> Non
         ({"dtype": "float32"}, "dtype: expected a type of numpy: float32"),
         ({"dtype": None}, "dtype: expected a type of numpy"),
         ({"order": "A"}, "order is neither C nor F: A"),
-        ({"filters": [7]}, "a codec without an id: 7"),
+        ({"filters": [7]}, "a codec without an id of Zarr v2: 7"),
+        ({"filters": [{"id": "transpose"}]}, "a codec without an id of Zarr v2"),
+        ({"compressor": {"id": "bytes"}}, "a codec without an id of Zarr v2"),
         ({"filters": {"id": "delta"}}, "filters is no list"),
         ({"filters": [{"id": "delta"}] * 99}, "filters is no list of at most 16"),
         ({"compressor": {"level": 1}}, "a codec without an id"),

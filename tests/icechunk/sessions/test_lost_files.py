@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ CHUNK: Final = b"\x09" * 600
 class Timeless(Counting):
     """A store that lists no times."""
 
-    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncIterator[Listed]:
+    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncGenerator[Listed]:
         """List keys."""
         async for each in self._store.list(prefix, **options):
             yield replace(each, modified_s=None)

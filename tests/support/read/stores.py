@@ -164,7 +164,7 @@ class Unlisted(MemoryStore):
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         """Raise when iterated."""
         nothing: list[Listed] = []
         for listed in nothing:

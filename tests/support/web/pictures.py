@@ -68,6 +68,7 @@ def write_zarr(folder: Path) -> None:
     put("colours", COLOURS)
     put("constant", np.full((9, 9), 7, np.int16))
     put("line", np.arange(40))
+    put("namesakes", BYTES, dimension_names=("x", "x"))
     for name, factor in {"0": 2, "1": 1}.items():
         put(f"image/{name}", np.repeat(np.repeat(LEVEL, factor, 3), factor, 4), 64)
     put("image/2", LEVEL[..., ::2, ::2], 64)

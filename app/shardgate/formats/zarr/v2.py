@@ -5,8 +5,10 @@ pictures read their metadata.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite, isnan
 from typing import Final
 
 from shardgate.errors import DamagedError
@@ -23,6 +25,8 @@ GROUP: Final = ".zgroup"
 ATTRIBUTES: Final = ".zattrs"
 CONSOLIDATED: Final = ".zmetadata"
 
+_OWN: Final = ("transpose", "bytes")
+"""Codecs of Zarr v3 in an `array_document`; all others are those of v2."""
 _MOST_FILTERS: Final = 16
 _MOST_FIELDS: Final = 8  # of a structured type that are named
 _DTYPE: Final = re.compile(r"([<>|])([A-Za-z])([0-9]{0,9})(\[[0-9A-Za-z]{1,9}\])?")
@@ -58,7 +62,9 @@ def array_document(stored: Json, attributes: Json = None) -> dict[str, Json]:
         codecs.insert(0, {"name": "transpose", "configuration": {"order": back}})
     if (compressor := stored.get("compressor")) is not None:
         codecs.append(_codec(compressor))
-    separator = stored.get("dimension_separator", ".")
+    separator = stored.get("dimension_separator")
+    if separator is None:
+        separator = "."
     grid = {"name": "regular", "configuration": {"chunk_shape": stored.get("chunks")}}
     document: dict[str, Json] = {
         "zarr_format": 2,
@@ -83,14 +89,13 @@ def group_document(attributes: Json = None) -> dict[str, Json]:
 
 def decoders_of(document: dict[str, Json]) -> list[Json]:
     """Return the filters and the compressor of an `array_document`, in the order of encoding."""
-    own = ("transpose", "bytes")
-    return [each["configuration"] for each in document["codecs"] if each["name"] not in own]
+    return [each["configuration"] for each in document["codecs"] if each["name"] not in _OWN]
 
 
 def plain_document(document: dict[str, Json]) -> dict[str, Json]:
     """Return the metadata in Zarr v3 of an `array_document` whose chunks were decoded."""
-    codecs = [each for each in document["codecs"] if each["name"] in ("transpose", "bytes")]
-    return document | {"zarr_format": 3, "codecs": codecs, "attributes": {}}
+    codecs = [each for each in document["codecs"] if each["name"] in _OWN]
+    return document | {"zarr_format": 3, "codecs": codecs}
 
 
 def _list_of(stored: dict[str, Json], name: str) -> Sequence[Json]:
@@ -102,9 +107,9 @@ def _list_of(stored: dict[str, Json], name: str) -> Sequence[Json]:
 
 def _codec(stored: Json) -> dict[str, Json]:
     match stored:
-        case {"id": str(name)}:
+        case {"id": str(name)} if name not in _OWN:
             return {"name": name[:80], "configuration": stored}
-    raise DecodeError(f"a codec without an id: {str(stored)[:80]}")
+    raise DecodeError(f"a codec without an id of Zarr v2: {str(stored)[:80]}")
 
 
 def _data_type(dtype: Json, filters: Sequence[dict[str, Json]]) -> tuple[str, str]:
@@ -134,7 +139,18 @@ def _fill_value(stored: Json, data_type: str) -> Json:
         return bool(stored)
     if stored is None:
         return [0.0, 0.0] if data_type.startswith("complex") else 0
-    return as_integer(stored) if "int" in data_type else stored
+    if isinstance(stored, list):
+        return [_spell(each) for each in stored]
+    return _spell(as_integer(stored) if "int" in data_type else stored)
+
+
+def _spell(number: Json) -> Json:
+    """Return *number*, as text if it is not finite: Python's writers have bare words for these."""
+    if not isinstance(number, float) or isfinite(number):
+        return number
+    if isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
 
 
 def _dimension_names(attributes: Json, ndim: int) -> list[str] | None:
@@ -179,13 +195,13 @@ class Zarr2Array(StoredObjects):
     ) -> Sequence[ChunkCollection | DamagedError]:
         documents = self.documents
         if documents is None:
-            found = [
-                await fetch(_read(self.directory, name, self.limit_bytes))
-                for name in (ARRAY, ATTRIBUTES)
-            ]
-            if found[0] is None:  # deleted since it was listed
+            array = await fetch(_read(self.directory, ARRAY, self.limit_bytes))
+            if array is None:  # deleted since it was listed
                 return ()
-            documents = found[0].value.value, found[1] and found[1].value.value
+            attributes = None
+            with suppress(DamagedError):  # of the attributes: the array is sound
+                attributes = await fetch(_read(self.directory, ATTRIBUTES, self.limit_bytes))
+            documents = array.value.value, attributes and attributes.value.value
         try:
             description = describe_served(await run_in_thread(array_document, *documents))
         except DecodeError as error:
@@ -204,7 +220,9 @@ class Zarr2:
     def layout(self, directory: ObjectRef) -> Zarr2Array:
         return Zarr2Array(directory, self.limit_bytes)
 
-    async def read_catalog(self, directory: ObjectRef, fetch: Fetch) -> Mapping[str, Zarr2Array]:
+    async def read_catalog(
+        self, directory: ObjectRef, fetch: Fetch, run_in_thread: RunInThread
+    ) -> Mapping[str, Zarr2Array]:
         """Return the arrays in consolidated metadata; none of a set of kerchunk in Parquet, whose
         catalog has the same name, and whose keys only a reader of it knows.
         """
@@ -213,15 +231,17 @@ class Zarr2:
             case {"record_size": _}:
                 return {}
             case {"metadata": dict(documents)}:
-                return dict(_arrays_in(directory, documents, self.limit_bytes))
+                return await run_in_thread(_arrays_in, directory, documents, self.limit_bytes)
         return {}
 
 
 def _arrays_in(
     directory: ObjectRef, documents: dict[str, Json], limit_bytes: int
-) -> Iterator[tuple[str, Zarr2Array]]:
+) -> dict[str, Zarr2Array]:
+    arrays = {}
     for name in sorted(documents):
         path, _, last = name.rpartition("/")
         if last == ARRAY and (not path or {"", ".", ".."}.isdisjoint(path.split("/"))):
             both = documents[name], documents.get(join_path(path, ATTRIBUTES))
-            yield path, Zarr2Array(directory.join(path), limit_bytes, both)
+            arrays[path] = Zarr2Array(directory.join(path), limit_bytes, both)
+    return arrays

@@ -139,7 +139,7 @@ class SessionStore:
 
     async def list(
         self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncIterator[Listed]:
+    ) -> AsyncGenerator[Listed]:
         view = await self.session.view()
         window = Window(prefix.key, after, delimiter)
         async for listed in _SessionListing(self.session, view, window, prefix.bucket).run():

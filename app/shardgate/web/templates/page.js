@@ -83,12 +83,16 @@ const describe = async (picture) => {
   if (headers.get("content-type").startsWith("image/svg")) {
     [, picture.alt] = (await response.text()).match("<title>([^<]*)");
   }
-  if (!headers.has("x-shardgate-grid")) return;
-  const more = new URL(url);  // of the same address the browser would show the same picture
+  const more = new URL(url);
   const times = Number(more.searchParams.get("again")) + 1;
-  if (times > 60) return;
-  more.searchParams.set("again", times);
-  setTimeout(() => { if (picture.src === url) picture.src = more; }, 1000);
+  more.searchParams.delete("again");
+  const isPartial = headers.has("x-shardgate-grid");
+  const isWhole = !more.pathname.endsWith("/grid.svg") || picture.dataset.whole === more.href;
+  if (times > 60 || (isWhole && !isPartial)) return;
+  // The picture was loaded before this answer, and may lack what became known between the two.
+  if (!isPartial) picture.dataset.whole = more.href;
+  more.searchParams.set("again", times);  // of the same address the browser would show the same
+  setTimeout(() => { if (picture.src === url) picture.src = more; }, isPartial ? 1000 : 0);
 };
 const planes = document.querySelectorAll("img.plane");
 for (const picture of planes) {

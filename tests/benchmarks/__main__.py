@@ -33,7 +33,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqrstu"
+_PARTS: Final = "abcdefghijklmnopqrstuv"
 
 
 def main() -> int:
@@ -112,7 +112,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to u")
+        raise argparse.ArgumentTypeError("the parts are a to v")
     return parts
 
 

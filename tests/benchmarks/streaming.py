@@ -48,10 +48,10 @@ def measure(home: Path) -> Iterator[Figure]:
                 commits_s.append(time.perf_counter() - began)
                 after.append((_written_nbytes(service) - written) / _NBYTES)
         where = f"slices of 512 KiB, {in_shard} a shard"
-        yield Figure.over("u", where, "1/s", rates, _RATE)
-        yield Figure.over("u", "  written per byte before the commit", "", before, _BEFORE)
-        yield Figure.over("u", "  written per byte with the commit", "", after, _AFTER)
-        yield Figure.over("u", "  the commit", "s", commits_s)
+        yield Figure.over("v", where, "1/s", rates, _RATE)
+        yield Figure.over("v", "  written per byte before the commit", "", before, _BEFORE)
+        yield Figure.over("v", "  written per byte with the commit", "", after, _AFTER)
+        yield Figure.over("v", "  the commit", "s", commits_s)
 
 
 def _create(root: Path, in_shard: int) -> None:

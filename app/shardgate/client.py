@@ -8,7 +8,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from http import HTTPStatus
 from types import TracebackType
@@ -70,26 +70,21 @@ def open_session(
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     tls = _trusted() if service.startswith("https:") else False
     client = httpx.Client(base_url=f"{service}/", headers=headers, timeout=_TIMEOUT, verify=tls)
-    api = f"api/datasets/{dataset}/sessions"
+    sessions = f"api/datasets/{dataset}/sessions"
     query = {"path": path} if path else {}
-    try:
+    with ExitStack() as undo:
+        undo.callback(client.close)
         body = {"branch": branch}
-        begun = _request(client, "POST", api, is_idempotent=False, params=query, json=body)
+        begun = _request(client, "POST", sessions, is_idempotent=False, params=query, json=body)
+        if not begun.keys() >= {"session_id", "parent_id"}:
+            raise SessionError(f"{url}: what answers there is not Shardgate")
         session_id = str(begun["session_id"])
+        api = f"{sessions}/{session_id}"
+        undo.callback(_discard, client, api, query)
         prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}"])
-        api = f"{api}/{session_id}"
-        try:
-            store = _open_store(service, dataset, prefix, headers)
-        except BaseException:
-            _discard(client, api, query)
-            raise
-        return Session(client, api, query, begun, store)
-    except KeyError:
-        client.close()
-        raise SessionError(f"{url}: what answers there is not Shardgate") from None
-    except BaseException:
-        client.close()
-        raise
+        session = Session(client, api, query, begun, _open_store(service, dataset, prefix, headers))
+        undo.pop_all()  # all that is the session's from here on
+    return session
 
 
 class Session:

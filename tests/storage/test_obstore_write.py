@@ -42,7 +42,7 @@ from tests.support.records import replaced
 from tests.support.storage.cloud_objects import LARGE_NBYTES, LARGEST_NBYTES, CloudWritten
 from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.google import ENVIRON, GoogleServer
-from tests.support.storage.proxy import Fault, Lie, Mishap
+from tests.support.storage.proxy import Fault, Lie, Mishap, cancel_probes
 from tests.support.storage.reading import az_settings, stat_of
 
 USUAL = (Lie.PAGE_200, Lie.PAGE_404)
@@ -415,19 +415,7 @@ async def test_probe_succeeds_despite_faults(written: CloudWritten, mishap: Mish
 
 async def test_probe_of_a_cancelled_caller_leaves_nothing(written: CloudWritten) -> None:
     """A probe whose caller is cancelled at any of its requests removes its object."""
-    await written.store.verify_conditional_writes(written.root.join("whole"))
-    proxy = written.proxy
-    requests = len(proxy.seen)
-
-    for nth in range(1, requests + 1, 2):
-        root, before = written.root.join(f"{nth}"), len(proxy.seen)
-        verification = asyncio.create_task(written.store.verify_conditional_writes(root))
-        while len(proxy.seen) < before + nth and not verification.done():  # noqa: ASYNC110  it is another thread
-            await asyncio.sleep(0.001)
-        verification.cancel()
-        await asyncio.wait([verification])
-        if remaining := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(remaining)
+    await cancel_probes(written.store, written.root, written.proxy)
 
     assert await written.left() == []
 

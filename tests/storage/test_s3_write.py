@@ -18,7 +18,7 @@ from shardgate.storage.contract import ABSENT, CONFLICT, WriteNotice
 from shardgate.storage.s3 import S3Store
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.storage.ministack import MiniStack
-from tests.support.storage.proxy import Fault, Lie, Mishap, Proxy
+from tests.support.storage.proxy import Fault, Lie, Mishap, Proxy, cancel_probes
 from tests.support.storage.reading import stat_of
 from tests.support.storage.s3_objects import Written
 
@@ -290,18 +290,7 @@ async def test_probe_succeeds_despite_a_fault(poor: Written, relay: Proxy, misha
 
 async def test_probe_of_a_cancelled_caller_leaves_nothing(poor: Written, relay: Proxy) -> None:
     """A probe whose caller is cancelled at any of its requests removes its object and upload."""
-    await poor.store.verify_conditional_writes(poor.root.join("whole"))
-    requests = len(relay.seen)
-
-    for nth in range(1, requests + 1, 2):
-        root, before = poor.root.join(f"{nth}"), len(relay.seen)
-        verification = asyncio.create_task(poor.store.verify_conditional_writes(root))
-        while len(relay.seen) < before + nth and not verification.done():  # noqa: ASYNC110  it is another thread
-            await asyncio.sleep(0.001)
-        verification.cancel()
-        await asyncio.wait([verification])
-        if remaining := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(remaining)
+    await cancel_probes(poor.store, poor.root, relay)
 
     assert poor.left() == []
 

@@ -117,9 +117,9 @@ def _status_document(status: Status) -> Document:
 def _change_status(info: RepoInfo, wanted: Document, now_us: int) -> _Changes:
     availability = Availability[str(wanted["availability"]).upper()]
     reason = wanted["limited_availability_reason"]
-    status = Status(availability, moment(now_us), None if reason is None else str(reason))
-    if status == Status(info.status.availability, status.set_at, info.status.reason):
+    if availability == info.status.availability and reason == info.status.reason:
         return _describe_status(info), ()
+    status = Status(availability, moment(now_us), None if reason is None else str(reason))
     replaced = {RepoField.STATUS: status}
     update = FieldUpdate("repo_status_changed", replaced, {"status": status})
     return _status_document(status), (update,)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shardgate.settings import DatasetSettings, Settings
@@ -102,6 +102,8 @@ def test_random_histories_end_as_with_the_library(lab: Lab, examples: int) -> No
         st.lists(STEP, min_size=1, max_size=5),
         st.lists(EVENT, max_size=3),
     )
+    # An array that we delete was made anew in its place, and written.
+    @example("fail", [Step("remove", 2, 0)], [("commit", [Step("reshape", 0, 0)])])
     def check(policy: str, steps: list[Step], events: Any) -> None:
         compare(lab, policy, steps, events)
 

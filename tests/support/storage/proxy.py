@@ -3,6 +3,7 @@
 It passes requests on unchanged, so that signatures stay right.
 """
 
+import asyncio
 import http.client
 import re
 import socket
@@ -14,6 +15,8 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
+from shardgate.model import ObjectRef
+from shardgate.storage.contract import ObjectWriter
 from tests.support.storage.listening import Handler, Listener
 
 
@@ -134,6 +137,26 @@ class Proxy:
         """Pass requests on until the context ends."""
         with self._server.running():
             yield self
+
+
+async def cancel_probes(store: ObjectWriter, root: ObjectRef, proxy: Proxy) -> None:
+    """Probe the server of *store* again and again, each time for another folder of *root*, and
+    cancel the caller at another of the probe's requests.
+    """
+    before = len(proxy.seen)
+    await store.verify_conditional_writes(root.join("whole"))
+    requests = len(proxy.seen) - before
+
+    for nth in range(1, requests + 1, 2):
+        before = len(proxy.seen)
+        probe = store.verify_conditional_writes(root.join(f"{nth}"))
+        verification = asyncio.ensure_future(probe)
+        while len(proxy.seen) < before + nth and not verification.done():  # noqa: ASYNC110  it is another thread
+            await asyncio.sleep(0.001)
+        verification.cancel()
+        await asyncio.wait([verification])
+        if remaining := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(remaining)
 
 
 class _Handler(Handler[Proxy]):

@@ -113,9 +113,10 @@ class _TheirChanges:
         return node_id not in self.now
 
     def is_updated(self, node_id: bytes) -> bool:
-        return (
-            node_id in self._updated or self.now[node_id].document != self.before[node_id].document
-        )
+        if node_id in self._updated:
+            return True
+        before = self.before.get(node_id)
+        return before is not None and self.now[node_id].document != before.document
 
     def created(self) -> Iterator[StoredNode]:
         return (node for node in self.now.values() if node.node_id not in self.before)
@@ -174,13 +175,15 @@ def _find_updates(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConf
 
 def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConflict]:
     for node_id in ours.deleted:
-        if theirs.is_gone(node_id):
+        before = theirs.before[node_id]
+        # As in the library, a node of the same kind that they made in its place counts for it.
+        node = theirs.now.get(node_id) or theirs.paths.get(before.path)
+        if node is None or (node.array is None) != (before.array is None):
             continue
-        node = theirs.before[node_id]
-        is_updated = theirs.is_updated(node_id)
+        is_updated = theirs.is_updated(node.node_id)
         if node.array is None and is_updated:
             yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
-        elif node.array is not None and (is_updated or theirs.chunks(node_id)):
+        elif node.array is not None and (is_updated or theirs.chunks(node.node_id)):
             yield CommitConflict(_K.DELETE_OF_UPDATED_ARRAY, node.path)
     for node in theirs.created():
         group = theirs.paths.get(parent_of(node.path))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Annotated, Any, Final, cast
@@ -168,8 +169,10 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
 
         States are listed of the datasets that the caller may read.
         """
-        states = {each.name: await _check_reachable(resolver, each) for each in datasets}
-        if any(state != "ok" for state in states.values()):
+        served = list(datasets)
+        found = await bounded_gather(partial(_check_reachable, resolver), served, limit=64)
+        states = dict(zip((each.name for each in served), found, strict=True))
+        if any(state != "ok" for state in found):
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
         return Readiness(datasets={name: states[name] for name in visible})

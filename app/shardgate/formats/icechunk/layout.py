@@ -338,9 +338,10 @@ class RepositoryLayout(Layout):
         self, node: SnapshotNode, chunks: Chunks, lead: str, modified_s: int, io: ListingIO
     ) -> Walk:
         """Return the walk of the chunks that *node* refers to; their keys begin with *lead*."""
-        manifests = [
-            await self.repository.manifest(object_id, io.fetch) for object_id, _ in chunks.manifests
-        ]
+        manifests = await io.bounded_gather(
+            lambda object_id: self.repository.manifest(object_id, io.fetch),
+            [object_id for object_id, _ in chunks.manifests],
+        )
         rows = await io.run_in_thread(_stored_rows, node.node_id, chunks.grid, manifests)
         array = node.document.array
         axes = tuple(map(GridAxis, chunks.grid)) if array is None else array.axes

@@ -28,7 +28,6 @@ from tests.support.deploy.programs import (
     new_nginx,
 )
 
-DEPLOY = CHART.parents[1]
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
 TRUSTED = "SHARDGATE_SERVER__TRUSTED_PROXIES"
@@ -129,6 +128,7 @@ def test_example_values_of_the_readme_render(chart: Chart, tmp_path: Path) -> No
         ({"enabled": True, "hosts": ["chunks.example"]}, {"chunks.example"}),
         ({"enabled": True, "hosts": ["*.example"]}, {"*"}),
         ({"enabled": False, "hosts": ["chunks.example"]}, set()),
+        ({"enabled": True, "hosts": None}, set()),
     ],
 )
 def test_gateway_gets_all_of_its_host_names(
@@ -429,14 +429,14 @@ def test_service_monitor_selects_the_headless_service(everything: Rendered) -> N
     assert endpoint["authorization"] == {"credentials": {"name": "shardgate", "key": "metrics"}}
 
 
-def test_alerts_and_dashboard_are_those_of_deploy(everything: Rendered) -> None:
-    """The PrometheusRule has the alerts of `deploy/`, and a ConfigMap has the dashboard."""
+def test_alerts_and_dashboard_are_those_of_files(everything: Rendered) -> None:
+    """The PrometheusRule has the alerts of `files/`, and a ConfigMap has the dashboard."""
     rule = everything.resources["PrometheusRule", "demo-shardgate"]
     dashboard = everything.resources["ConfigMap", "demo-shardgate-dashboard"]
 
-    assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yml").read_text("utf-8"))
     assert rule["metadata"]["labels"]["release"] == "prometheus"
-    text = (DEPLOY / "grafana/shardgate.json").read_text("utf-8")
+    text = (CHART / "files/dashboard.json").read_text("utf-8")
     assert json.loads(dashboard["data"]["shardgate.json"]) == json.loads(text)
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 

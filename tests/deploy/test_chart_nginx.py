@@ -143,7 +143,7 @@ def test_client_is_told_by_named_networks_only(
 ) -> None:
     """Address and scheme of the client are those that a proxy in the named networks reports."""
     rendered = chart.render(**values)
-    sent = {"X-Forwarded-For": "198.51.100.1, 203.0.113.9", "X-Forwarded-Proto": "https"}
+    sent = {"X-Forwarded-For": "198.51.100.1, 203.0.113.9, 127.0.0.2", "X-Forwarded-Proto": "https"}
     with (
         _running(nginx, rendered, tmp_path) as (balancer, replica),
         closing(http.client.HTTPConnection("127.0.0.1", balancer.port)) as connection,

@@ -25,7 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $hosts := concat .Values.hosts (list $name $service (printf "%s.svc" $service) (printf "%s.svc.%s" $service .Values.balancer.clusterDomain)) }}
 {{- $ingress := ternary .Values.ingress.hosts list .Values.ingress.enabled }}
 {{- $route := ternary .Values.httpRoute.hostnames list .Values.httpRoute.enabled }}
-{{- range concat $ingress $route }}
+{{- range concat ($ingress | default list) ($route | default list) }}
 {{- $hosts = append $hosts (ternary "*" . (hasPrefix "*." .)) }}
 {{- end }}
 {{- toJson $hosts }}

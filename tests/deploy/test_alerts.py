@@ -1,4 +1,4 @@
-"""The alerts and the dashboard in `deploy/`, checked by Prometheus' own tool."""
+"""The alerts and the dashboard of the chart, checked by Prometheus' own tool."""
 
 import json
 import re
@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from shardgate.observability.metrics import Metrics
+from tests.support.deploy.programs import CHART
 from tests.support.lacking import need
 
-DEPLOY: Final = Path(__file__).parents[2] / "deploy"
-ALERTS: Final = DEPLOY / "prometheus" / "alerts.yml"
-DASHBOARD: Final = DEPLOY / "grafana" / "shardgate.json"
+ALERTS: Final = CHART / "files/alerts.yml"
+DASHBOARD: Final = CHART / "files/dashboard.json"
 
 SUFFIXES: Final = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
 FINE: Final = {

@@ -3,25 +3,18 @@
 import json
 import re
 import subprocess
-import time
 import tomllib
-from collections import defaultdict
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import httpx
 import kubernetes_validate
-import numpy as np
 import pytest
 import trustme
-import zarr
+import yaml
 
 from shardgate.configuration import load
 from shardgate.processes import STOP_S
-from tests.support.deploy.balancer import Balancer, command
-from tests.support.deploy.naming import Names, naming
 from tests.support.deploy.programs import (
     BALANCER,
     CHART,
@@ -34,13 +27,16 @@ from tests.support.deploy.programs import (
     helm,
     new_nginx,
 )
-from tests.support.gateways import forked, of_dataset
-from tests.support.processes import free_ports, listening, wait_until
 
 README = (CHART / "README.md").read_text("utf-8")
 HOSTS = "SHARDGATE_SERVER__HOSTS"
+TRUSTED = "SHARDGATE_SERVER__TRUSTED_PROXIES"
 ROOT_PATH = "SHARDGATE_SERVER__ROOT_PATH"
 RESOLVER = "kube-dns.kube-system.svc"
+DNS_S: Final = 6
+"""Seconds for which CoreDNS and nginx cache the addresses of a Service."""
+CUSTOM: Final = {"HTTPRoute", "PrometheusRule", "ServiceMonitor"}
+"""Kinds that are no part of Kubernetes itself."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,7 @@ def test_chart_passes_the_linter_of_helm(chart: Chart, values: tuple[str, ...]) 
 def test_resources_are_valid_for_kubernetes(rendered: Rendered, version: str) -> None:
     """Every rendered resource of Kubernetes validates against its strict schema."""
     for (kind, _), resource in rendered.resources.items():
-        if kind != "ServiceMonitor":
+        if kind not in CUSTOM:
             kubernetes_validate.validate(resource, version, strict=True)
 
 
@@ -96,9 +92,12 @@ def test_every_enabled_resource_is_rendered(everything: Rendered) -> None:
 
     assert kinds == {
         "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
-        "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "ServiceMonitor",
+        "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", *CUSTOM,
     }  # fmt: skip
-    assert "replicas" not in everything.resources[GATEWAY]["spec"]
+    for owner in GATEWAY, BALANCER:
+        scaler = everything.resources["HorizontalPodAutoscaler", owner[1]]
+        assert scaler["spec"]["scaleTargetRef"]["name"] == owner[1]
+        assert "replicas" not in everything.resources[owner]["spec"]
 
 
 def test_service_loads_the_rendered_configuration(everything: Rendered, tmp_path: Path) -> None:
@@ -129,6 +128,7 @@ def test_example_values_of_the_readme_render(chart: Chart, tmp_path: Path) -> No
         ({"enabled": True, "hosts": ["chunks.example"]}, {"chunks.example"}),
         ({"enabled": True, "hosts": ["*.example"]}, {"*"}),
         ({"enabled": False, "hosts": ["chunks.example"]}, set()),
+        ({"enabled": True, "hosts": None}, set()),
     ],
 )
 def test_gateway_gets_all_of_its_host_names(
@@ -168,11 +168,32 @@ def test_images_have_tested_version_or_digest(plain: Rendered, everything: Rende
 
 
 def test_scheduling_values_apply_to_all_pods(everything: Rendered) -> None:
-    """Pull secrets, node selector and tolerations of the values apply to all pods."""
+    """Pull secrets and what places pods on nodes apply to all pods."""
     for pod in everything.pods().values():
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
         assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
         assert pod["tolerations"] == [{"key": "chunks", "operator": "Exists"}]
+        assert pod["affinity"].keys() == {"nodeAffinity"}
+        assert pod["priorityClassName"] == "important"
+
+
+def test_labels_and_annotations_apply_to_their_pods(everything: Rendered) -> None:
+    """Labels and annotations of the values apply to the pods of gateways, or to those of nginx."""
+    for owner, label, name in (
+        (GATEWAY, ("azure.workload.identity/use", "true"), "lab"),
+        (BALANCER, ("example.test/tier", "edge"), "edge"),
+    ):
+        metadata = everything.resources[owner]["spec"]["template"]["metadata"]
+        assert label in metadata["labels"].items()
+        assert metadata["annotations"]["example.test/owner"] == name
+
+
+def test_existing_service_account_takes_the_place_of_a_new_one(chart: Chart) -> None:
+    """Gateways use an existing ServiceAccount that the values name, and the chart makes none."""
+    rendered = chart.render(**{"serviceAccount.name": "reader"})
+
+    assert rendered.pods()[GATEWAY[1]]["serviceAccountName"] == "reader"
+    assert "ServiceAccount" not in {kind for kind, _ in rendered.resources}
 
 
 def test_gateway_mounts_volumes_of_the_values(everything: Rendered) -> None:
@@ -270,10 +291,13 @@ WRONG: Final = {
     "image.digest": "0123",
     "balancer.cache.size": "10Gi",
     "rootPath": "arrays",
+    "balancer.networks": ["pods"],
+    "balancer.resolver": "a b",
 }
 REFUSED: Final = (
     *("'replica' not allowed", "/replicas'", "'secret' not allowed", "requestsInFlight'"),
     *("/ingress/hosts/0'", "/image/digest'", "/balancer/cache/size'", "/rootPath'"),
+    *("/balancer/networks/0'", "/balancer/resolver'"),
 )
 
 
@@ -291,7 +315,11 @@ def test_each_wrong_value_is_refused(chart: Chart) -> None:
         ({"rootPath": "/a;b"}, "schema"),
         ({"rootPath": "/a/"}, "schema"),
         ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),
+        ({"balancer.autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas is larger"),
         ({"ingress.enabled": True, "balancer.tls.secretName": "x"}, "an Ingress speaks plain HTTP"),
+        ({"httpRoute.enabled": True, "balancer.tls.secretName": "x"}, "Gateway speaks plain HTTP"),
+        ({"httpRoute.enabled": True}, "parentRefs has to name a Gateway"),
+        ({"serviceAccount": {"name": "a", "annotations": {"b": "c"}}}, "annotate the existing one"),
     ],
     ids=json.dumps,
 )
@@ -310,8 +338,9 @@ def test_nginx_accepts_the_rendered_configuration(
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
     for name, text in rendered.files().items():
-        here = text.replace("/certificates", str(tmp_path)).replace(RESOLVER, "127.0.0.1")
-        (tmp_path / name).write_text(here)
+        here = text.replace("/tmp/", f"{tmp_path}/").replace("/certificates", str(tmp_path))
+        (tmp_path / name).write_text(here.replace(RESOLVER, "127.0.0.1"))
+    (tmp_path / "resolver.conf").write_text("resolver 127.0.0.1;")
     command = [new_nginx(request), "-t", "-p", str(tmp_path), "-e", "stderr"]
 
     done = subprocess.run(
@@ -400,6 +429,58 @@ def test_service_monitor_selects_the_headless_service(everything: Rendered) -> N
     assert endpoint["authorization"] == {"credentials": {"name": "shardgate", "key": "metrics"}}
 
 
+def test_alerts_and_dashboard_are_those_of_files(everything: Rendered) -> None:
+    """The PrometheusRule has the alerts of `files/`, and a ConfigMap has the dashboard."""
+    rule = everything.resources["PrometheusRule", "demo-shardgate"]
+    dashboard = everything.resources["ConfigMap", "demo-shardgate-dashboard"]
+
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yml").read_text("utf-8"))
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    text = (CHART / "files/dashboard.json").read_text("utf-8")
+    assert json.loads(dashboard["data"]["shardgate.json"]) == json.loads(text)
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_alerts_have_the_fields_of_a_prometheus_rule(everything: Rendered) -> None:
+    """Each alert has the fields that the definition of PrometheusRule knows, with their types."""
+    for group in everything.resources["PrometheusRule", "demo-shardgate"]["spec"]["groups"]:
+        assert group["name"]
+        for rule in group["rules"]:
+            assert {"alert", "expr"} <= rule.keys()
+            assert rule.keys() <= {"alert", "annotations", "expr", "for", "labels"}
+            assert re.fullmatch(r"(\d+h)?(\d+m)?(\d+s)?", rule.get("for", ""))
+            texts = [*rule["labels"].values(), *rule["annotations"].values(), rule["expr"]]
+            assert {type(text) for text in texts} == {str}
+
+
+def test_route_leads_to_the_service(everything: Rendered) -> None:
+    """The HTTPRoute leads its hosts and path from a Gateway to the port of the Service."""
+    spec = everything.resources["HTTPRoute", "demo-shardgate"]["spec"]
+    (port,) = everything.resources["Service", "demo-shardgate"]["spec"]["ports"]
+
+    assert spec == {
+        "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+        "hostnames": ["*.example.test"],
+        "rules": [
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": "/arrays"}}],
+                "backendRefs": [{"name": "demo-shardgate", "port": port["port"]}],
+            }
+        ],
+    }
+    assert "*" in json.loads(everything.variables()[HOSTS])
+
+
+def test_networks_of_the_values_alone_are_trusted(everything: Rendered) -> None:
+    """Gateways and nginx trust proxies in the networks of the values, and in no others."""
+    environ = {TRUSTED: everything.variables()[TRUSTED]}
+    site = everything.files()["clients.conf"]
+
+    trusted = [str(each) for each in load(None, environ).server.trusted_proxies]
+    assert trusted == ["10.20.0.0/16", "fd00:20::/32"]
+    assert re.findall(r"set_real_ip_from (\S+);", site) == trusted
+
+
 def test_network_policy_lets_the_balancer_reach_gateways_and_dns(everything: Rendered) -> None:
     """The NetworkPolicy lets the balancer reach gateways at their port, and DNS servers."""
     to_gateways, to_names = everything.resources["NetworkPolicy", "demo-shardgate-balancer"][
@@ -432,72 +513,3 @@ def test_ipv6_makes_nginx_and_gateways_listen_on_ipv6(plain: Rendered, direct: R
     for rendered, listens, host in expected:
         assert re.findall(r"listen (\S+)", rendered.files()["site.conf"]) == listens
         assert rendered.variables().get("SHARDGATE_SERVER__HOST") == host
-
-
-SERVICE: Final = "demo-shardgate-replicas.lab.svc.cluster.local"
-REPLICAS: Final = 3
-DNS_S: Final = 6
-"""Seconds for which CoreDNS and nginx cache the addresses of a Service."""
-SHARDS: Final = 24
-CHUNKS: Final = 4
-"""Number of chunks in each shard."""
-LONGEST_S: Final = 20.0
-
-
-class Balanced(NamedTuple):
-    """nginx, the DNS server that it resolves gateways by, and a client."""
-
-    names: Names
-    nginx: Balancer
-    client: httpx.Client
-
-    def read(self) -> dict[int, set[str]]:
-        """Read every chunk; return the replicas that answered for each shard."""
-        before = self.nginx.logged_so_far()
-        for chunk in range(SHARDS * CHUNKS):
-            assert self.client.get(f"/data/c/{chunk}").content == bytes([chunk])
-        replicas = defaultdict(set)
-        for line in self.nginx.logged(before, at_least=SHARDS * CHUNKS):
-            replicas[int(line["path"].rpartition("/")[2]) // CHUNKS].add(line["replica"])
-        return dict(replicas)
-
-
-@pytest.fixture
-def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Balanced]:
-    """Run three gateways, a DNS server that lists them, and nginx as the chart configures it."""
-    options: Any = {"shards": (CHUNKS,), "chunks": (1,), "compressors": None, "fill_value": 255}
-    values = np.arange(SHARDS * CHUNKS, dtype="u1")
-    zarr.create_array(tmp_path / "data", data=values, **options)
-    with ExitStack() as stack:
-        environ = of_dataset(str(tmp_path / "data"))
-        gateways = [stack.enter_context(forked(environ)) for _ in range(REPLICAS)]
-        ports = [int(gateway.url.rpartition(":")[2]) for gateway in gateways]
-        names = Names(SERVICE, {f"10-0-0-{n}": port for n, port in enumerate(ports)})
-        resolver = stack.enter_context(naming(names))
-        (port,) = free_ports(1)
-        rendered = Chart(helm(request)).render(**{"balancer.resolver": resolver})
-        for name, text in rendered.files().items():
-            here = text.replace("listen 8080", f"listen 127.0.0.1:{port}")
-            (tmp_path / name).write_text(here)
-        started = listening(command(new_nginx(request), tmp_path), port, tmp_path / "output")
-        nginx = Balancer(tmp_path, port, stack.enter_context(started))
-        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
-        wait_until(lambda: client.get("/data/zarr.json").is_success)  # it finds the gateways late
-        yield Balanced(names, nginx, client)
-
-
-def test_removed_replica_moves_own_shards_only(balanced: Balanced) -> None:
-    """After a replica leaves DNS, its shards move to others, and all other shards stay."""
-    before = balanced.read()
-    assert {len(replicas) for replicas in before.values()} == {1}
-    assert len(set.union(*before.values())) == REPLICAS
-
-    gone, port = next(iter(balanced.names.pods.items()))
-    balanced.names.pods = {k: v for k, v in balanced.names.pods.items() if k != gone}
-    deadline = time.monotonic() + LONGEST_S
-    while f"127.0.0.1:{port}" in set.union(*(after := balanced.read()).values()):
-        assert time.monotonic() < deadline
-
-    assert {shard for shard in before if before[shard] != after[shard]} == {
-        shard for shard in before if before[shard] == {f"127.0.0.1:{port}"}
-    }

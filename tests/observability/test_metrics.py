@@ -1,6 +1,8 @@
 """`shardgate.observability.metrics`: values that Prometheus scrapes."""
 
+import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,6 +46,13 @@ def test_store_errors_are_counted_by_class(error: Exception, name: str) -> None:
     metrics.stores.on_call(Call("get", REF, 0.3, 10, error))
 
     assert _read(metrics, "shardgate_upstream_errors_total", store="s3+lab", error=name) == 1
+
+
+def test_build_info_has_versions_of_service_and_python() -> None:
+    """`shardgate_build_info` is 1, with the versions of the service and of Python as labels."""
+    versions = {"version": version("shardgate"), "python": platform.python_version()}
+
+    assert _read(Metrics([]), "shardgate_build_info", **versions) == 1
 
 
 def test_caches_are_exposed() -> None:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from http import HTTPStatus
+from importlib.metadata import version
 from itertools import accumulate, chain
+from platform import python_version
 from typing import Any, Final, Literal
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     GCCollector,
     Histogram,
     Metric,
@@ -145,6 +148,9 @@ class Metrics(Collector):
             self._sessions.labels(event)
         for collector in ProcessCollector, PlatformCollector, GCCollector:
             collector(registry=self.registry)
+        text = "Always 1; the labels are the versions of Shardgate and of Python"
+        build = Gauge("shardgate_build_info", text, ["version", "python"], registry=self.registry)
+        build.labels(version("shardgate"), python_version()).set(1)
 
     def on_commit(self, outcome: str) -> None:
         """Count a commit: ``made``, ``conflict`` or ``failed``."""

@@ -15,14 +15,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{- define "shardgate.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "shardgate.name" .) }}
+{{- end }}
+
 {{- define "shardgate.hosts" -}}
 {{- $name := include "shardgate.name" . }}
 {{- $service := printf "%s.%s" $name .Release.Namespace }}
 {{- $hosts := concat .Values.hosts (list $name $service (printf "%s.svc" $service) (printf "%s.svc.%s" $service .Values.balancer.clusterDomain)) }}
-{{- if .Values.ingress.enabled }}
-{{- range .Values.ingress.hosts }}
+{{- $ingress := ternary .Values.ingress.hosts list .Values.ingress.enabled }}
+{{- $route := ternary .Values.httpRoute.hostnames list .Values.httpRoute.enabled }}
+{{- range concat ($ingress | default list) ($route | default list) }}
 {{- $hosts = append $hosts (ternary "*" . (hasPrefix "*." .)) }}
-{{- end }}
 {{- end }}
 {{- toJson $hosts }}
 {{- end }}
@@ -55,6 +59,12 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with .Values.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- end }}
 
 {{- define "shardgate.placement" -}}
@@ -73,4 +83,8 @@ topologySpreadConstraints:
 
 {{- define "shardgate.balancerPort" -}}
 {{ ternary 8443 8080 (ne .Values.balancer.tls.secretName "") }}
+{{- end }}
+
+{{- define "shardgate.isBehindProxy" -}}
+{{ if or .Values.ingress.enabled .Values.httpRoute.enabled }}true{{ end }}
 {{- end }}

@@ -48,11 +48,6 @@ class _PendingChunk:
         self.is_kept = False
         """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
-    def deliver(self, data: bytes) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(data)
-
     def fail(self, failure: BaseException) -> None:
         for waiter in self.waiters:
             if not waiter.done():
@@ -312,7 +307,9 @@ class ChunkReader:
         if len(cut) != stop - start:
             pending.fail(lost(ref, version))
             return
-        pending.deliver(cut)
+        for waiter in pending.waiters:
+            if not waiter.done():
+                waiter.set_result(cut)
         if pending.is_kept:
             self.cache.put(pending.chunk, cut)
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from shardgate.concurrency import SingleFlight, run_in_thread, yield_to_loop
 from shardgate.errors import (
@@ -74,26 +74,24 @@ class CachedEntity(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """The part of a key that is to be opened; see `Resolver.open`."""
+    """Context manager of the part of a key that an *attempt* opens, whose bytes are *held* until
+    the block ends; see `Resolver.open`.
+    """
 
+    reads: ReadCache
+    attempt: Callable[["_Wanted", FreshnessTracker], Awaitable[Opened | None]]
     dataset: Dataset
     key: VirtualKey
     choose: Callable[[Entity], Selection | None]
     reading: ByteRequest | None
     held: ByteReservation
 
+    # A coroutine that is returned, and not awaited here, is one less to resume.
+    def __aenter__(self) -> Coroutine[Any, Any, Opened | None]:
+        return consistent(self.reads, partial(self.attempt, self))
 
-class _Opening(NamedTuple):
-    """Context manager of what *read* returns, whose bytes are *held* until the block ends."""
-
-    read: Callable[[], Awaitable[Opened | None]]
-    held: ByteReservation
-
-    async def __aenter__(self) -> Opened | None:
-        return await self.read()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.held.release()
+    def __aexit__(self, *_: object) -> Coroutine[Any, Any, None]:
+        return self.held.release()
 
 
 class Resolver:
@@ -158,8 +156,7 @@ class Resolver:
         """
         if held is None:
             held = ByteReservation(self._budgets[dataset.root.bucket])
-        wanted = _Wanted(dataset, key, choose, reading, held)
-        return _Opening(partial(consistent, self._reads, partial(self._open, wanted)), held)
+        return _Wanted(self._reads, self._open, dataset, key, choose, reading, held)
 
     async def _open(self, wanted: _Wanted, tracker: FreshnessTracker) -> Opened | None:
         try:

@@ -201,7 +201,7 @@ class Application(Protocol):
 
 def encode_headers(headers: Headers) -> bytes:
     """Return *headers*, each on a line of its own (RFC 9112 §5)."""
-    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])
+    return b"".join([b": ".join(header) + b"\r\n" for header in headers])
 
 
 def combine_headers(headers: Headers) -> dict[bytes, bytes]:

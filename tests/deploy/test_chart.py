@@ -22,6 +22,7 @@ from tests.support.deploy.programs import (
     GATEWAY,
     KUBERNETES,
     NGINX_VERSION,
+    VERIFY,
     Chart,
     Rendered,
     helm,
@@ -91,7 +92,7 @@ def test_every_enabled_resource_is_rendered(everything: Rendered) -> None:
     kinds = {kind for kind, _ in everything.resources}
 
     assert kinds == {
-        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job", "NetworkPolicy",
         "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", *CUSTOM,
     }  # fmt: skip
     for owner in GATEWAY, BALANCER:
@@ -212,14 +213,15 @@ def test_gateway_mounts_volumes_of_the_values(everything: Rendered) -> None:
     }
 
 
-def test_secret_becomes_environment_of_the_gateway_only(everything: Rendered) -> None:
-    """Keys of the Secret become environment variables of the gateway, and of no other pod."""
+def test_secret_becomes_environment_of_pods_that_read_stores(everything: Rendered) -> None:
+    """Keys of the Secret become environment variables of gateways and `verify`, and of no other."""
     sources = {
         name: [each.get("envFrom") for each in pod["containers"]]
         for name, pod in everything.pods().items()
     }
 
-    assert sources.pop(GATEWAY[1]) == [[{"secretRef": {"name": "shardgate"}}]]
+    for name in (GATEWAY[1], VERIFY[1]):
+        assert sources.pop(name) == [[{"secretRef": {"name": "shardgate"}}]]
     assert {json.dumps(each) for each in sources.values()} == {"[null]"}
 
 

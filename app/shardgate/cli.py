@@ -14,6 +14,7 @@ import typer
 
 from shardgate.errors import ConfigurationError, DamagedError, ShardgateError
 from shardgate.model import LogLevel, VirtualKey
+from shardgate.survey.key_part import ALL_KEYS, KeyPart
 
 app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",
@@ -59,10 +60,10 @@ AsReferences = Annotated[
     bool,
     typer.Option("--references", help="Write the keys below KEY as a reference set of kerchunk."),
 ]
-PartOption = Annotated[
-    str | None,
+PartOfKeys = Annotated[
+    KeyPart | None,
     typer.Option(
-        "--part", metavar="K/N", help="Do one part of the shards, by their keys; K is 0 to N-1."
+        parser=KeyPart.parse, metavar="K/N", help="One part of the shards, K from 0 to N - 1."
     ),
 ]
 Output = Annotated[
@@ -163,7 +164,7 @@ def inspect(
     ] = False,
     references: AsReferences = False,
     output: Output = None,
-    part: PartOption = None,
+    part: PartOfKeys = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
@@ -186,7 +187,7 @@ def inspect(
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     if references:
-        _write_references(url, key or "", output, part, options)
+        _write_references(url, key or "", output, part or ALL_KEYS, options)
         return
     if part is not None:
         raise ConfigurationError("--part of `inspect` needs --references")
@@ -216,7 +217,7 @@ def inspect(
 
 
 def _write_references(
-    url: str, folder: str, output: Path | None, part: str | None, options: Any
+    url: str, folder: str, output: Path | None, part: KeyPart, options: Any
 ) -> None:
     """Write a reference set to *output*, which is replaced once all is written."""
     import asyncio
@@ -224,22 +225,19 @@ def _write_references(
     from shardgate.datasets import with_root
     from shardgate.read.listing import Root
     from shardgate.read.walking import explain_emptiness
-    from shardgate.survey.key_part import ALL_KEYS, KeyPart
     from shardgate.survey.reference_set import write_references
-
-    keys = ALL_KEYS if part is None else KeyPart.parse(part)
 
     async def write(root: Root) -> str:
         if nothing := await explain_emptiness(root):
             return nothing
         prefix = f"{folder.rstrip('/')}/" if folder else ""
         if output is None:
-            await write_references(root, prefix, sys.stdout.write, keys)
+            await write_references(root, prefix, sys.stdout.write, part)
             return ""
         partial = output.with_name(f".{output.name}.partial")
         try:
             with partial.open("w") as file:
-                await write_references(root, prefix, file.write, keys)
+                await write_references(root, prefix, file.write, part)
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
@@ -258,7 +256,7 @@ def verify(
     ref: Annotated[
         str, typer.Option(help="Which ref of an Icechunk repository: a branch, @tag.NAME, an id.")
     ] = "main",
-    part: PartOption = None,
+    part: PartOfKeys = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
@@ -279,10 +277,8 @@ def verify(
         from shardgate.read.listing import Root
         from shardgate.read.walking import explain_emptiness
         from shardgate.survey import display
-        from shardgate.survey.key_part import ALL_KEYS, KeyPart
         from shardgate.survey.verify import verify as verify_root
 
-    keys = ALL_KEYS if part is None else KeyPart.parse(part)
     text = "{task.completed} checked, {task.fields[damaged]} damaged"
     with display.make_progress(text) as progress:
         task = progress.add_task("", total=None, damaged=0)
@@ -294,13 +290,15 @@ def verify(
         async def check(root: Root) -> tuple[Report, str]:
             if nothing := await explain_emptiness(root):
                 return Report(), nothing
-            report = await verify_root(root, chunks=chunks, ref=ref, part=keys, on_shard=on_shard)
+            report = await verify_root(
+                root, chunks=chunks, ref=ref, part=part or ALL_KEYS, on_shard=on_shard
+            )
             return report, ""
 
         options = RootOptions(allow_virtual or (), anonymous=anonymous)
         report, nothing = asyncio.run(with_root(url, check, options))
     if as_json and part is not None:
-        typer.echo(json.dumps({"part": part, **asdict(report)}))
+        typer.echo(json.dumps({"part": str(part), **asdict(report)}))
     elif as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
     elif not nothing:

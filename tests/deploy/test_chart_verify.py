@@ -22,7 +22,7 @@ def test_job_is_off_by_default(chart: Chart) -> None:
 
 
 def test_each_index_of_the_documented_job_verifies_one_part(chart: Chart, tmp_path: Path) -> None:
-    """With the values in `docs/running.md` each index verifies the part of its number."""
+    """Each index of the Job in `docs/running.md` verifies the part of its number."""
     page = (ROOT / "docs/running.md").read_text("utf-8")
     (values,) = re.findall(r"```yaml\n(# values.yaml.*?)```", page, re.DOTALL)
     (tmp_path / "values.yaml").write_text(values)

@@ -13,7 +13,7 @@ from shardgate.survey.key_part import KeyPart
 
 @given(st.text(), st.integers(1, 40))
 def test_each_key_is_of_one_part(key: str, count: int) -> None:
-    """Of any number of parts exactly one holds a key."""
+    """Exactly one part holds a key, however many parts there are."""
     assert [KeyPart(k, count).holds(key) for k in range(count)].count(True) == 1
 
 
@@ -53,4 +53,4 @@ def test_part_has_one_spelling(text: str) -> None:
         part = KeyPart.parse(text)
     except ConfigurationError:
         return
-    assert text == f"{part.number}/{part.count}"
+    assert text == str(part)

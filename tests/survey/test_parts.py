@@ -66,7 +66,7 @@ async def report_of(path: Path, part: KeyPart = ALL_KEYS) -> Report:
 
 def damaged_objects(cases: Iterable[Case]) -> dict[str, bytes]:
     """Return containers below one root, of which every second object is cut."""
-    objects = {}
+    objects: dict[str, bytes] = {}
     for case in cases:
         built = case.build(case.chunks)
         names = [name for name in built if not case.is_metadata(name)]
@@ -76,7 +76,7 @@ def damaged_objects(cases: Iterable[Case]) -> dict[str, bytes]:
 
 
 async def test_parts_of_every_format_are_the_whole_report() -> None:
-    """Of containers of all formats, damaged, each part reports some, and all together the whole."""
+    """Reports of all parts of damaged containers of all formats add up to that of the whole."""
     root = root_of(damaged_objects(CASES) | {"broken/zarr.json": b"{"})
     whole = await verify(root, chunks=True)
     parts = [await verify(root, chunks=True, part=part) for part in PARTS]
@@ -159,7 +159,7 @@ async def references_of(folder: Path, part: KeyPart = ALL_KEYS) -> list[tuple[st
 
 
 async def test_references_of_parts_are_all_references(tmp_path: Path) -> None:
-    """Of all formats each reference is in the set of one part, with all others of its shard."""
+    """Each reference of any format is in the set of one part, with all others of its shard."""
     for case in CASES:
         if "gzip" not in case.name and case.name != "skeletons":
             write_files(case.build(case.chunks), tmp_path / case.name)

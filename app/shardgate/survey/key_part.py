@@ -28,12 +28,14 @@ class KeyPart:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse ``K/N``. Raises: `ConfigurationError`."""
-        if (found := _PART.fullmatch(text)) is not None:
-            part = cls(int(found[1]), int(found[2]))
-            if part.number < part.count:
-                return part
+        if (found := _PART.fullmatch(text)) and int(found[1]) < int(found[2]):
+            return cls(int(found[1]), int(found[2]))
         expected = "K/N with K from 0 to N - 1 and N up to 999999, such as 0/8"
         raise ConfigurationError(f"--part {text}: expected {expected}")
+
+    def __str__(self) -> str:
+        """Return the text that `parse` takes."""
+        return f"{self.number}/{self.count}"
 
     def holds(self, key: str) -> bool:
         """Return whether *key* is of this part."""
@@ -44,7 +46,7 @@ class KeyPart:
 
     def holds_object(self, root: ObjectRef, ref: ObjectRef) -> bool:
         """Return whether the object, or member, *ref* of a dataset at *root* is of this part."""
-        return self.count == 1 or self.holds(str(ref).removeprefix(str(root.prefix)))
+        return self.holds(str(ref).removeprefix(str(root.prefix)))
 
 
 ALL_KEYS: Final = KeyPart()

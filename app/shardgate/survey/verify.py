@@ -146,7 +146,7 @@ class _Verifier:
         return self._part.holds_object(self._root.ref, ref)
 
     def _add_own(self, found: Report, path: str, container: str) -> None:
-        """Add what is not of a shard, if the path of its *container* is of the part."""
+        """Add a report about no shard, if the path of its *container* is of the part."""
         # Another part cannot tell which shards this one did not find.
         if isinstance(found, Unreadable) or self._part.holds(container):
             self._add(found, path)

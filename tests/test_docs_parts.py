@@ -60,10 +60,11 @@ def put_together(folder: Path) -> dict[str, Any]:
 
 
 def test_lines_of_xargs_are_the_whole_report(data: Path, tmp_path: Path) -> None:
-    """The lines that `xargs` collects, one of them twice, are put together to the whole report."""
+    """The lines that `xargs` collects, a later one of a part too, make the whole report."""
     done = shell(block("xargs").replace("parts=8", "parts=2").replace(_URL, str(data)), tmp_path)
     assert (done.returncode, done.stderr) == (123, "")  # as xargs has it: a part found damage
-    (tmp_path / "part-again.json").write_text((tmp_path / "part-0.json").read_text())
+    later = json.loads((tmp_path / "part-0.json").read_text()) | {"shards": 99}
+    (tmp_path / "part-again.json").write_text(json.dumps(later))
 
     whole = json.loads(run("verify", "--chunks", "--json", str(data)).stdout)
     assert len(whole["damages"]) == 1

@@ -104,7 +104,9 @@ async def test_each_shard_is_read_by_one_part(case: Case) -> None:
 
 
 def write_references_to_missing(folder: Path) -> Path:
-    """Write a set whose arrays refer to a short source, and to an absent one, also as a whole."""
+    """Write a set whose arrays refer to a short source, and to an absent one, also as a whole, and
+    for their metadata, or to what is not allowed.
+    """
     write_files({"sources/short": bytes(20)}, folder)
     absent, short = ((folder / "sources" / name).as_uri() for name in ("absent", "short"))
     refs: dict[str, Any] = {}
@@ -115,6 +117,8 @@ def write_references_to_missing(folder: Path) -> Path:
             if ZARR_CASE.is_metadata(key):
                 refs[f"{name}/{key}"] = data.decode()
         refs[f"{name}/other"] = [absent]
+        refs[f"unknown/{name}/zarr.json"] = [absent, 0, 100]
+    refs["refused/zarr.json"] = ["s3://elsewhere/zarr.json"]
     (folder / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     return folder / "refs.json"
 

@@ -201,7 +201,9 @@ class _Verifier:
         name = str(error.ref)
         start = str(self._root.ref.prefix)
         key = name.removeprefix(start) if name.startswith(start) else path
-        self._add_own(Report.of_damage(error.ref, key, error.reason), "", path)
+        # What lacks bytes is of the part of its own key, as where references are followed.
+        owner = name.removeprefix(start) if isinstance(error.reason, MissingBytes) else path
+        self._add_own(Report.of_damage(error.ref, key, error.reason), "", owner)
 
 
 async def _findings_of(

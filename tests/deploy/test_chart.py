@@ -190,10 +190,12 @@ def test_labels_and_annotations_apply_to_their_pods(everything: Rendered) -> Non
 
 
 def test_existing_service_account_takes_the_place_of_a_new_one(chart: Chart) -> None:
-    """Gateways use an existing ServiceAccount that the values name, and the chart makes none."""
-    rendered = chart.render(**{"serviceAccount.name": "reader"})
+    """Gateways and `verify` use an existing ServiceAccount of the values; the chart makes none."""
+    job = {"verify.enabled": True, "verify.url": "s3://bucket/em.zarr"}
+    rendered = chart.render(**{"serviceAccount.name": "reader"}, **job)
 
-    assert rendered.pods()[GATEWAY[1]]["serviceAccountName"] == "reader"
+    for name in (GATEWAY[1], VERIFY[1]):
+        assert rendered.pods()[name]["serviceAccountName"] == "reader"
     assert "ServiceAccount" not in {kind for kind, _ in rendered.resources}
 
 

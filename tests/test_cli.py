@@ -111,6 +111,8 @@ def test_help_version_and_usage_errors_import_little(
         (["serve", "--allow-virtual", "ftp://b/c", "a=/tmp"], "datasets.a.virtual_chunk_prefixes"),
         (["inspect", "/no/where"], "file:///no/where"),
         (["verify", "/no/where"], "file:///no/where"),
+        (["verify", "--part", "8/8", "/"], "--part 8/8: expected K/N with K from 0 to N - 1"),
+        (["inspect", "--part", "0/8", "/"], "--part of `inspect` needs --references"),
         (["login", "ftp://a"], "ftp://a is not the https:// URL of a server"),
         (["login", "http://a.example"], "http://a.example is not the https:// URL of a server"),
         (["login", "http://127.0.0.1:1"], "http://127.0.0.1:1/auth_info: "),

@@ -14,6 +14,7 @@ import typer
 
 from shardgate.errors import ConfigurationError, DamagedError, ShardgateError
 from shardgate.model import LogLevel, VirtualKey
+from shardgate.survey.key_part import ALL_KEYS, KeyPart
 
 app = typer.Typer(
     help="Serve the chunks of sharded arrays over HTTP.",
@@ -58,6 +59,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs."
 AsReferences = Annotated[
     bool,
     typer.Option("--references", help="Write the keys below KEY as a reference set of kerchunk."),
+]
+PartOfKeys = Annotated[
+    KeyPart | None,
+    typer.Option(
+        parser=KeyPart.parse, metavar="K/N", help="One part of the shards, K from 0 to N - 1."
+    ),
 ]
 Output = Annotated[
     Path | None, typer.Option(help="File for --references, in place of standard output.")
@@ -157,6 +164,7 @@ def inspect(
     ] = False,
     references: AsReferences = False,
     output: Output = None,
+    part: PartOfKeys = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
@@ -179,8 +187,10 @@ def inspect(
 
     options = RootOptions(allow_virtual or (), anonymous=anonymous)
     if references:
-        _write_references(url, key or "", output, options)
+        _write_references(url, key or "", output, part or ALL_KEYS, options)
         return
+    if part is not None:
+        raise ConfigurationError("--part of `inspect` needs --references")
     nothing = ""
     is_damaged = False
     if key is None:
@@ -206,7 +216,9 @@ def inspect(
     _finish(nothing, is_damaged=is_damaged)
 
 
-def _write_references(url: str, folder: str, output: Path | None, options: Any) -> None:
+def _write_references(
+    url: str, folder: str, output: Path | None, part: KeyPart, options: Any
+) -> None:
     """Write a reference set to *output*, which is replaced once all is written."""
     import asyncio
 
@@ -220,12 +232,12 @@ def _write_references(url: str, folder: str, output: Path | None, options: Any) 
             return nothing
         prefix = f"{folder.rstrip('/')}/" if folder else ""
         if output is None:
-            await write_references(root, prefix, sys.stdout.write)
+            await write_references(root, prefix, sys.stdout.write, part)
             return ""
         partial = output.with_name(f".{output.name}.partial")
         try:
             with partial.open("w") as file:
-                await write_references(root, prefix, file.write)
+                await write_references(root, prefix, file.write, part)
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
@@ -244,6 +256,7 @@ def verify(
     ref: Annotated[
         str, typer.Option(help="Which ref of an Icechunk repository: a branch, @tag.NAME, an id.")
     ] = "main",
+    part: PartOfKeys = None,
     anonymous: Anonymous = False,
     allow_virtual: AllowVirtual = None,
     as_json: AsJson = False,
@@ -277,15 +290,19 @@ def verify(
         async def check(root: Root) -> tuple[Report, str]:
             if nothing := await explain_emptiness(root):
                 return Report(), nothing
-            report = await verify_root(root, chunks=chunks, ref=ref, on_shard=on_shard)
+            report = await verify_root(
+                root, chunks=chunks, ref=ref, part=part or ALL_KEYS, on_shard=on_shard
+            )
             return report, ""
 
         options = RootOptions(allow_virtual or (), anonymous=anonymous)
         report, nothing = asyncio.run(with_root(url, check, options))
-    if as_json:
+    if as_json and part is not None:
+        typer.echo(json.dumps({"part": str(part), **asdict(report)}))
+    elif as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
     elif not nothing:
-        typer.echo(display.draw_report(report))
+        typer.echo(display.draw_report(report, is_part=part is not None))
     _finish(nothing, is_damaged=bool(report.damages))
 
 

@@ -22,6 +22,7 @@ from tests.support.deploy.programs import (
     GATEWAY,
     KUBERNETES,
     NGINX_VERSION,
+    VERIFY,
     Chart,
     Rendered,
     helm,
@@ -91,7 +92,7 @@ def test_every_enabled_resource_is_rendered(everything: Rendered) -> None:
     kinds = {kind for kind, _ in everything.resources}
 
     assert kinds == {
-        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job", "NetworkPolicy",
         "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", *CUSTOM,
     }  # fmt: skip
     for owner in GATEWAY, BALANCER:
@@ -189,10 +190,12 @@ def test_labels_and_annotations_apply_to_their_pods(everything: Rendered) -> Non
 
 
 def test_existing_service_account_takes_the_place_of_a_new_one(chart: Chart) -> None:
-    """Gateways use an existing ServiceAccount that the values name, and the chart makes none."""
-    rendered = chart.render(**{"serviceAccount.name": "reader"})
+    """Gateways and `verify` use an existing ServiceAccount of the values; the chart makes none."""
+    job = {"verify.enabled": True, "verify.url": "s3://bucket/em.zarr"}
+    rendered = chart.render(**{"serviceAccount.name": "reader"}, **job)
 
-    assert rendered.pods()[GATEWAY[1]]["serviceAccountName"] == "reader"
+    for name in (GATEWAY[1], VERIFY[1]):
+        assert rendered.pods()[name]["serviceAccountName"] == "reader"
     assert "ServiceAccount" not in {kind for kind, _ in rendered.resources}
 
 
@@ -212,14 +215,15 @@ def test_gateway_mounts_volumes_of_the_values(everything: Rendered) -> None:
     }
 
 
-def test_secret_becomes_environment_of_the_gateway_only(everything: Rendered) -> None:
-    """Keys of the Secret become environment variables of the gateway, and of no other pod."""
+def test_secret_becomes_environment_of_pods_that_read_stores(everything: Rendered) -> None:
+    """Keys of the Secret become environment variables of gateways and `verify`, and of no other."""
     sources = {
         name: [each.get("envFrom") for each in pod["containers"]]
         for name, pod in everything.pods().items()
     }
 
-    assert sources.pop(GATEWAY[1]) == [[{"secretRef": {"name": "shardgate"}}]]
+    for name in (GATEWAY[1], VERIFY[1]):
+        assert sources.pop(name) == [[{"secretRef": {"name": "shardgate"}}]]
     assert {json.dumps(each) for each in sources.values()} == {"[null]"}
 
 

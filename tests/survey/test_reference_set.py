@@ -205,7 +205,7 @@ def test_references_of_a_set_are_its_own(tmp_path: Path) -> None:
         ),
         (
             lambda source: os.truncate(source, 20),
-            "has 20 bytes, and bytes up to 76 are referred to",
+            "has 20 bytes, and bytes up to 154 are referred to",
         ),
     ],
 )

@@ -283,6 +283,12 @@ class Report:
         self.damages += (replace(each, key=join_path(path, each.key)) for each in part.damages)
 
 
+class Unreadable(Report):
+    """Report of what leads to shards and could not be read this time."""
+
+    __slots__ = ()
+
+
 class NeededObject(NamedTuple):
     """An object that must exist in the version and length that a reference names."""
 

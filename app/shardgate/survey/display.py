@@ -59,9 +59,9 @@ def draw_facts(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def draw_report(report: Report) -> str:
+def draw_report(report: Report, *, is_part: bool = False) -> str:
     """Format the totals, a line for each damage, and the extent of the check."""
-    if not (report.arrays or report.counts or report.not_checked or report.damages):
+    if not (report.arrays or report.counts or report.not_checked or report.damages or is_part):
         return NO_COLLECTIONS
     lines = [f"not checked: {path or '.'}: {why}" for path, why in report.not_checked.items()]
     lines.append(

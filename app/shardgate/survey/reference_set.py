@@ -4,12 +4,12 @@ that the keys stand for: its readers need no service.
 
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 from urllib.parse import quote, unquote
 
 from shardgate.concurrency import bounded_gather, take
-from shardgate.errors import ConfigurationError, NotAllowedError
+from shardgate.errors import ConfigurationError, DamagedError, NotAllowedError
 from shardgate.formats.listing import Window
 from shardgate.formats.references import inline_text
 from shardgate.model import (
@@ -31,6 +31,7 @@ from shardgate.read.listing import FoundKey, Root, Tree
 from shardgate.read.member_store import resolve
 from shardgate.storage.contract import Listed
 from shardgate.storage.http_store import url_of
+from shardgate.survey.key_part import ALL_KEYS, KeyPart
 
 _BATCH: Final = 128
 
@@ -38,13 +39,17 @@ type Reference = str | Sequence[str | int]
 """A text, a whole object, or a part of one: URL, offset and length in bytes."""
 
 
-async def write_references(root: Root, folder: str, write: Callable[[str], object]) -> int:
+async def write_references(
+    root: Root, folder: str, write: Callable[[str], object], part: KeyPart = ALL_KEYS
+) -> int:
     """Write all keys below *folder*, empty or with a final slash, in JSON of version 1, by calls of
     *write*; return their number. Raises: `ShardgateError`, also where no reference is possible.
+
+    An inner chunk is of the *part* of the object of its shard, any other key of its own.
     """
     count = 0
     write('{"version": 1, "refs": {')
-    async with aclosing(find_references(root, folder)) as references:
+    async with aclosing(find_references(root, folder, part)) as references:
         async for key, reference in references:
             write(f"{',' if count else ''}\n{json.dumps(key)}: {json.dumps(reference)}")
             count += 1
@@ -52,8 +57,10 @@ async def write_references(root: Root, folder: str, write: Callable[[str], objec
     return count
 
 
-async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[str, Reference]]:
-    """Yield the keys below *folder*, relative to it, and their references."""
+async def find_references(
+    root: Root, folder: str = "", part: KeyPart = ALL_KEYS
+) -> AsyncGenerator[tuple[str, Reference]]:
+    """Yield the keys below *folder* that are of *part*, relative to it, and their references."""
 
     async def locate(found: FoundKey) -> Location | None:
         layout = found.layout
@@ -74,11 +81,22 @@ async def find_references(root: Root, folder: str = "") -> AsyncGenerator[tuple[
     tree = Tree(root, Window(folder))
     async with aclosing(tree.walk()) as walk:
         while batch := await take(walk, _BATCH):
-            for found, place in zip(batch, await bounded_gather(locate, batch), strict=True):
-                tree.window = tree.window._replace(after=max(tree.window.after, found.key))
+            after = max(tree.window.after, *(found.key for found in batch))
+            tree.window = tree.window._replace(after=after)
+            own = [found for found in batch if await _is_own(root, found, part)]
+            for found, place in zip(own, await bounded_gather(locate, own), strict=True):
                 tree.misses = tree.misses + 1 if isinstance(place, Missing) else 0
                 if not isinstance(place, Missing) and found.key.startswith(folder):
                     yield found.key.removeprefix(folder), _refer(found.key, place)
+
+
+async def _is_own(root: Root, found: FoundKey, part: KeyPart) -> bool:
+    if part.count > 1 and found.layout is not None:
+        with suppress(DamagedError, NotAllowedError):  # told by the part of the key itself
+            shard = await found.layout.holding(found.inside, root.fetch)
+            if shard is not None:
+                return part.holds_object(root.ref, shard.ref)
+    return part.holds(found.key)
 
 
 def _refer(key: str, place: Location | None) -> Reference:

@@ -1,7 +1,7 @@
 """Verify every shard index below a root, and every inner chunk if asked."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import batched
@@ -22,7 +22,6 @@ from shardgate.errors import (
     lost,
 )
 from shardgate.formats.members import Members, members_of
-from shardgate.formats.reading import Fetch, Opaque, Read
 from shardgate.formats.surveying import (
     LEFT_OUT,
     ChunkCollection,
@@ -41,13 +40,12 @@ from shardgate.formats.surveying import (
     Shard,
     Stateful,
     Survey,
-    misfit,
+    Unreadable,
     uncheckable,
 )
 from shardgate.model import (
     ByteRange,
     ObjectRef,
-    Part,
     Stored,
     VirtualKey,
     coalesce,
@@ -60,6 +58,8 @@ from shardgate.read.metadata_cache import uncached_reads
 from shardgate.read.walking import OpenedContainer, collections_of, find_containers
 from shardgate.storage.contract import Found, ObjectReader
 from shardgate.storage.memory import MemoryStore
+from shardgate.survey.key_part import ALL_KEYS, KeyPart
+from shardgate.survey.sources import Sources, check_object
 
 SHARDS_AT_ONCE: Final = 8
 CHECKSUM_NBYTES: Final = 4
@@ -73,16 +73,25 @@ type OnShard = Callable[[Report], None]
 
 
 async def verify(
-    root: Root, *, chunks: bool, ref: str = "", on_shard: OnShard = lambda _: None
+    root: Root,
+    *,
+    chunks: bool,
+    ref: str = "",
+    part: KeyPart = ALL_KEYS,
+    on_shard: OnShard = lambda _: None,
 ) -> Report:
     """Check every shard of every collection below *root*; with *chunks* read the chunks too.
 
     In an Icechunk repository the references of *ref*, by default of the default branch, are
     followed. Objects that cannot be read are reported like damaged ones.
 
+    Of a *part* those shards, and objects that references need, are checked whose object is of it;
+    a chunk in a manifest is of the part of that. All else is reported by the part of the path of
+    its container, and what keeps a part from finding its shards by each that could not read it.
+
     Raises: `UnknownRefError`, `StorageError` where collections or shards cannot be listed.
     """
-    verifier = _Verifier(root, ref, on_shard, chunks=chunks)
+    verifier = _Verifier(root, ref, part, on_shard, chunks=chunks)
     await verifier.run()
     damages = sorted(verifier.report.damages, key=lambda damage: (damage.object, damage.key))
     # A source that is absent or short is found once for itself, and by each shard that it holds.
@@ -95,16 +104,20 @@ async def verify(
 
 
 class _Verifier:
-    def __init__(self, root: Root, ref: str, on_shard: OnShard, *, chunks: bool) -> None:
+    def __init__(
+        self, root: Root, ref: str, part: KeyPart, on_shard: OnShard, *, chunks: bool
+    ) -> None:
         self.report = Report(reads_chunks=chunks)
         self._root = root
         self._ref = ref
+        self._part = part
         self._on_shard = on_shard
         self._chunks = chunks
         self._gate = asyncio.Semaphore(SHARDS_AT_ONCE)
         self._sets: set[ObjectRef] = set()
 
     async def run(self) -> None:
+        skipped = 0
         try:
             async with asyncio.TaskGroup() as group:
                 async for opened in find_containers(self._root):
@@ -114,16 +127,29 @@ class _Verifier:
                             self._add_damage(layout, path)
                         continue
                     if isinstance(layout, Exception):
-                        self._add(Report(not_checked={"": str(layout)}), path)
+                        self._add_own(Report(not_checked={"": str(layout)}), path, path)
                         continue
                     async for finding in self._findings(opened):
                         if isinstance(finding, Report):
-                            self._add(finding, path)
-                        else:
+                            self._add_own(finding, path, path)
+                        elif self._is_own(finding):
                             await self._gate.acquire()
                             group.create_task(self._check(finding, path))
+                        else:
+                            skipped += 1
+                            await yield_to_loop(skipped)
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
+
+    def _is_own(self, finding: NeededObject | Enclosed) -> bool:
+        ref = finding.shard.ref if isinstance(finding, Enclosed) else finding.place.ref
+        return self._part.holds_object(self._root.ref, ref)
+
+    def _add_own(self, found: Report, path: str, container: str) -> None:
+        """Add a report about no shard, if the path of its *container* is of the part."""
+        # Another part cannot tell which shards this one did not find.
+        if isinstance(found, Unreadable) or self._part.holds(container):
+            self._add(found, path)
 
     def _add(self, part: Report, path: str) -> None:
         self.report.add(part, path)
@@ -135,7 +161,7 @@ class _Verifier:
         try:
             match finding:
                 case NeededObject():
-                    part = await _check_object(store, finding)
+                    part = await check_object(store, finding)
                 case Enclosed(below, shard, data):
                     path = join_path(path, below)
                     if data is not None:
@@ -149,7 +175,7 @@ class _Verifier:
         path, layout, _ = opened
         if isinstance(layout, Members) and layout.references is not None:
             self._sets.add(layout.references)
-            sources = _Sources(layout, layout.references, self._root.fetch)
+            sources = Sources(layout, layout.references, self._root.fetch)
             async for finding in sources.findings():
                 yield finding
         if not isinstance(layout, Stateful):
@@ -175,7 +201,9 @@ class _Verifier:
         name = str(error.ref)
         start = str(self._root.ref.prefix)
         key = name.removeprefix(start) if name.startswith(start) else path
-        self._add(Report.of_damage(error.ref, key, error.reason), "")
+        # What lacks bytes is of the part of its own key, as where references are followed.
+        owner = name.removeprefix(start) if isinstance(error.reason, MissingBytes) else path
+        self._add_own(Report.of_damage(error.ref, key, error.reason), "", owner)
 
 
 async def _findings_of(
@@ -206,69 +234,6 @@ async def _findings_of(
             return
         for shard in every:
             yield Enclosed("", shard)
-
-
-class _Sources:
-    """The objects that the references of a set lead to, each with the furthest of its parts."""
-
-    def __init__(self, members: Members, references: ObjectRef, fetch: Fetch) -> None:
-        """Take *references*, the object with those of *members*."""
-        self._members = members
-        self._references = references
-        self._fetch = fetch
-        self._furthest: dict[ObjectRef, NeededObject] = {}
-        self._refused: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
-
-    async def findings(self) -> AsyncGenerator[Finding]:
-        count = 0
-        try:
-            async for name, _ in self._members.below("", "", "", self._fetch):
-                await yield_to_loop(count := count + 1)
-                if (damage := await self._follow(name)) is not None:
-                    yield damage
-        except DamagedError as error:
-            if error.ref == self._references:
-                yield Report(not_checked={"": error.reason})
-            else:
-                yield Report.of_damage(error.ref, "", error.reason)
-        yield Report(counts={"references": count})
-        for needed in self._furthest.values():
-            yield needed
-        for reason, number in self._refused.items():
-            some = f"{number} of its references, such as {self._examples[reason]}"
-            yield Report(not_checked={"": f"{some}: {reason}"})
-
-    async def _follow(self, name: str) -> Report | None:
-        try:
-            place = await self._members.find(name, self._fetch)
-        except NotAllowedError as error:
-            self._refused[str(error)] += 1
-            self._examples.setdefault(str(error), name)
-        except (DamagedError, StorageError) as error:
-            if isinstance(error.reason, MissingBytes):
-                return Report.of_damage(error.ref, name, error.reason)
-            is_invalid = error.ref == self._references
-            ref = self._members.ref.join(name) if is_invalid else error.ref
-            return Report.of_damage(ref, name, error.reason.removeprefix(f"{name}: "))
-        else:
-            if isinstance(place, Part) and place.byte_range.length:
-                known = self._furthest.get(place.ref)
-                if known is None or known.place.byte_range.stop < place.byte_range.stop:
-                    self._furthest[place.ref] = NeededObject(name, place)
-        return None
-
-
-async def _check_object(store: ObjectReader, expected: NeededObject) -> Report:
-    ref, byte_range, version = expected.place
-    try:
-        found = await uncached_reads(store)(Read("chunk", ref, ByteRange(0, 1), Opaque, version))
-    except (StorageError, DamagedError) as error:
-        return Report.of_damage(ref, expected.key, error.reason)
-    if found is not None and found.size >= byte_range.stop:
-        return Report()
-    reason = misfit(None if found is None else found.size, byte_range.stop)
-    return Report.of_damage(ref, expected.key, reason)
 
 
 async def _check_shard(store: ObjectReader, shard: Shard, *, chunks: bool) -> Report:
@@ -305,8 +270,10 @@ class _ShardCheck:
         except DamagedError as damaged:
             self.report.shards = 1
             members = members_of(shard.ref)
-            # A damaged reference is found by following all of them.
-            if members is None or damaged.ref != members.references:
+            references = None if members is None else members.references
+            is_missing = isinstance(damaged.reason, MissingBytes)
+            # Following all references of a set finds damaged ones, and what is missing of sources.
+            if references is None or not (damaged.ref == references or is_missing):
                 self.damage(damaged.ref, shard.key, damaged.reason)
             return
         if survey is None:

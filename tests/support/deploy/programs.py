@@ -116,6 +116,7 @@ CHART: Final = ROOT / "deploy/helm/shardgate"
 EVERYTHING: Final = Path(__file__).parent / "everything.yaml"
 KUBERNETES: Final = ("1.30", "1.37")
 GATEWAY: Final = ("Deployment", "demo-shardgate")
+VERIFY: Final = ("Job", "demo-shardgate-verify-1")
 BALANCER: Final = ("Deployment", "demo-shardgate-balancer")
 
 
@@ -150,7 +151,7 @@ class Rendered(NamedTuple):
         """Return the specification of each pod by the name of its owner."""
         found = {}
         for (kind, name), resource in self.resources.items():
-            if kind == "Deployment":
+            if kind in {"Deployment", "Job"}:
                 found[name] = resource["spec"]["template"]["spec"]
             elif kind == "Pod":
                 found[name] = resource["spec"]

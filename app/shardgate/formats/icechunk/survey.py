@@ -23,6 +23,7 @@ from shardgate.formats.surveying import (
     Report,
     Shard,
     Survey,
+    Unreadable,
     uncheckable,
 )
 from shardgate.formats.zarr.array_spec import ArraySpec
@@ -79,7 +80,8 @@ async def survey_ref(
         try:
             manifest = await repository.manifest(object_id, fetch)
         except (DamagedError, StorageError) as error:
-            yield Report.of_damage(error.ref, some[0].key, error.reason)
+            kind = Unreadable if isinstance(error, StorageError) else Report
+            yield kind.of_damage(error.ref, some[0].key, error.reason)
             continue
         yield Report(counts={"manifests": 1})
         for array in some:

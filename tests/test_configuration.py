@@ -440,6 +440,15 @@ LAB = {"url": "https://a.example", "audience": "b"}
             },
             "cache_control says private or no-store",
         ),
+        (
+            {
+                "callers": ANA,
+                "datasets": {
+                    "em": {"url": "/em", "read": ["ana"], "cache_control": "private, s-maxage=60"}
+                },
+            },
+            "neither public nor s-maxage",
+        ),
     ],
 )
 def test_inconsistent_access_rules_are_refused(

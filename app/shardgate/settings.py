@@ -413,7 +413,10 @@ class DatasetSettings(Section):
     admin: _Names = ()
     """Callers that may change settings of Icechunk repositories if `writable`, and may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
-    """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
+    """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`.
+
+    Those that a key is absent have no `s-maxage` and no `stale-…` of it.
+    """
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
     """Icechunk, kerchunk: URL prefixes of allowed references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()
@@ -436,7 +439,8 @@ class DatasetSettings(Section):
         scheme = self.url.partition("://")[0]
         # The default is private where it has to be.
         directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
-        is_kept_apart = bool(directives & {"private", "no-store"}) and "public" not in directives
+        is_shared = any(each.startswith(("public", "s-maxage")) for each in directives)
+        is_kept_apart = bool(directives & {"private", "no-store"}) and not is_shared
         schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
         complaints = (
             (self.writable and self.write is None and not self.is_public,
@@ -444,7 +448,8 @@ class DatasetSettings(Section):
             (self.write is not None and not self.writable, "write goes with writable = true"),
             (self.admin and not self.writable, "admin goes with writable = true"),
             (not self.is_public and not is_kept_apart,
-             "cache_control says private or no-store where not everybody may read"),
+             "cache_control says private or no-store, and neither public nor s-maxage, where not "
+             "everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
              "redirects goes with an http(s):// url only"),
             (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),

@@ -163,7 +163,7 @@ def test_private_responses_are_not_shared(people: People, path: str) -> None:
     slash = "" if path.startswith("?") else "/"
     headers = people.ask("GET", f"/private{slash}{path}", "ana").headers
 
-    assert headers["cache-control"] == "private, max-age=60"
+    assert headers["cache-control"].startswith("private, max-age=60")
     assert "Authorization" in headers.get_list("vary")
     assert headers["referrer-policy"] == "no-referrer"
 

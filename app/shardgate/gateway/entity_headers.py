@@ -1,5 +1,7 @@
 """Headers of the entities of datasets: types, caching, validators and ranges."""
 
+import re
+from functools import cache
 from http import HTTPStatus
 from typing import Final
 
@@ -13,6 +15,8 @@ from shardgate.storage.http_headers import METADATA
 
 # For responses that depend on the caller; a token may be in the path.
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
+_LEAVE: Final = re.compile(rb"(?i)s-maxage|stale-")
+_LIFETIME: Final = re.compile(rb"(?i)max-age|no-cache")
 # By name or file extension; no type that a browser would run.
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
@@ -36,9 +40,24 @@ def content_type(key: str) -> bytes:
 
 
 def cache_headers(dataset: ServedDataset) -> Headers:
-    """Return the caching headers of a mutable response."""
-    cache_control = (b"cache-control", dataset.cache_control)
+    """Return the caching headers of what no purge of a key reaches: absence, listings, pictures."""
+    cache_control = (b"cache-control", _without_leave(dataset.cache_control))
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
+
+
+@cache
+def _without_leave(cache_control: bytes) -> bytes:
+    """Return *cache_control* without leave to keep longer or serve stale (RFC 9111 §5.2, RFC 5861).
+
+    Absence that is out of date is fill value in the place of data to a reader of Zarr.
+    """
+    if b"no-store" in cache_control.lower():
+        return cache_control
+    directives = [each.strip() for each in cache_control.split(b",")]
+    kept = [each for each in directives if not _LEAVE.match(each)]
+    if not any(map(_LIFETIME.match, kept)):
+        kept.append(b"max-age=0")  # caches would choose a time themselves
+    return b", ".join([*kept, b"must-revalidate"])
 
 
 def entity_headers(

@@ -447,7 +447,7 @@ LAB = {"url": "https://a.example", "audience": "b"}
                     "em": {"url": "/em", "read": ["ana"], "cache_control": "private, s-maxage=60"}
                 },
             },
-            "neither public nor s-maxage",
+            "and no s-maxage",
         ),
     ],
 )

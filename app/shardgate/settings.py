@@ -413,10 +413,7 @@ class DatasetSettings(Section):
     admin: _Names = ()
     """Callers that may change settings of Icechunk repositories if `writable`, and may read."""
     cache_control: Annotated[str, AfterValidator(header_value)] | None = None
-    """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`.
-
-    Those that a key is absent have no `s-maxage` and no `stale-…` of it.
-    """
+    """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
     """Icechunk, kerchunk: URL prefixes of allowed references; a table also names a store."""
     redirects: _List[_ServerUrl] = ()

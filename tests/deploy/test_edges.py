@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import httpx
+import icechunk
 import numpy as np
 import pytest
 import zarr
@@ -32,6 +33,7 @@ def settings(root: Path) -> Settings:
     digests = [sha256(token.encode()).hexdigest() for token in _TOKENS]
     datasets = {name: where | {"cache_control": control} for name, control in _CACHING.items()}
     datasets["private"] = where | {"read": ["ana", "ben"], "write": ["ana"]}
+    datasets["repository"] = {"url": f"{root}/repository", "cache_control": "no-cache"}
     return Settings.model_validate({
         "callers": {
             name: {"token_sha256": [digest]}
@@ -49,6 +51,10 @@ def edge(
     root = tmp_path_factory.mktemp("root")
     values = np.arange(1, 65, dtype="u1")
     zarr.create_array(root / "array", data=values, shards=(32,), chunks=(8,), compressors=None)
+    storage = icechunk.local_filesystem_storage(str(root / "repository"))
+    session = icechunk.Repository.create(storage).writable_session("main")
+    zarr.create_array(session.store, name="array", data=values, chunks=(8,), compressors=None)
+    session.commit("values")
     with edging(request.param, tmp_path_factory.mktemp("edge"), settings(root)) as running:
         yield running
 
@@ -111,6 +117,18 @@ def test_purge_shows_a_write_at_once(edge: Edge, key: str) -> None:
 
     assert (cached(kept), kept.content) == ("hit", b"old")
     assert edge.client.get(path).content == b"new"
+
+
+def test_snapshot_is_kept_where_its_branch_is_not(edge: Edge) -> None:
+    """A chunk below its snapshot is kept, whatever `cache_control` says of the branch."""
+    [branch] = edge.client.get("/api/datasets/repository/branches").json()["branches"]
+    refs = ("@branch.main", f"@{branch['snapshot_id']}")
+    of_branch, of_snapshot = (
+        [cached(edge.client.get(f"/repository/{ref}/array/c/0")) for _ in range(2)] for ref in refs
+    )
+
+    assert of_snapshot == ["miss", "hit"]
+    assert "hit" not in of_branch
 
 
 @pytest.mark.parametrize("dataset", ["stale", "lasting"])

@@ -438,7 +438,7 @@ LAB = {"url": "https://a.example", "audience": "b"}
                     "em": {"url": "/em", "read": ["ana"], "cache_control": "Public, max-age=60"}
                 },
             },
-            "cache_control says private or no-store",
+            "cache_control says private or no-store and no s-maxage",
         ),
         (
             {
@@ -447,7 +447,7 @@ LAB = {"url": "https://a.example", "audience": "b"}
                     "em": {"url": "/em", "read": ["ana"], "cache_control": "private, s-maxage=60"}
                 },
             },
-            "and no s-maxage",
+            "cache_control says private or no-store and no s-maxage",
         ),
     ],
 )

@@ -445,7 +445,7 @@ class DatasetSettings(Section):
             (self.write is not None and not self.writable, "write goes with writable = true"),
             (self.admin and not self.writable, "admin goes with writable = true"),
             (not self.is_public and not is_kept_apart,
-             "cache_control says private or no-store, and no s-maxage, where not everybody may read"),
+             "cache_control says private or no-store and no s-maxage where not everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
              "redirects goes with an http(s):// url only"),
             (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),

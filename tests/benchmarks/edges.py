@@ -76,5 +76,5 @@ def _servers(home: Path, store: Server) -> Generator[dict[str, int]]:
         ).port
         if shutil.which("varnishd"):
             (home / "varnish").mkdir()
-            ports["Varnish"], _ = start(varnishing(home / "varnish", f"http://:{far.port}"))
+            ports["Varnish"] = start(varnishing(home / "varnish", f"http://:{far.port}"))
         yield ports

@@ -1,6 +1,8 @@
 """Varnish with `deploy/varnish/default.vcl`: which requests it answers, and how."""
 
 import gzip
+import shlex
+import subprocess
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -13,7 +15,8 @@ import pytest
 
 from shardgate.settings import Settings
 from tests.support.deploy.balancer import BRIEF, EXPIRED_S, cached
-from tests.support.deploy.edges import Edge, edging, varnishing
+from tests.support.deploy.edges import Edge, documented, edging, varnishing
+from tests.support.lacking import need
 from tests.support.serving import serving
 
 
@@ -38,6 +41,7 @@ def settings(root: Path) -> Settings:
     caching = {
         "brief": BRIEF,
         "lasting": "public, max-age=3600",
+        "kept": "public, max-age=3600",
         "stale": f"{BRIEF}, stale-while-revalidate=3600",
     }
     datasets = {
@@ -141,6 +145,19 @@ def test_purge_that_a_proxy_passes_on_is_refused(lab: Lab, name: str) -> None:
     assert cached(lab.get(path)) == "hit"
 
 
+def test_documented_ban_drops_a_dataset(lab: Lab, name: str) -> None:
+    """The command of the page that bans a dataset drops its answers, and no others."""
+    lab.keep(name, b"bytes")
+    paths = [f"/{dataset}/{name}" for dataset in ("lasting", "kept")]
+    for path in paths:
+        lab.get(path)
+    (command,) = documented("varnishadm")
+    _, *words = shlex.split(command.replace("/em/", "/lasting/"))
+    subprocess.run([need("varnishadm"), "-n", str(lab.edge.folder / "varnish"), *words], check=True)
+
+    assert [cached(lab.get(path)) for path in paths] == ["miss", "hit"]
+
+
 def test_expired_answer_is_an_error_when_no_gateway_answers(tmp_path: Path) -> None:
     """Without a gateway an expired answer, absence too, is a 503 that pages can read."""
     root = tmp_path / "root"
@@ -148,7 +165,7 @@ def test_expired_answer_is_an_error_when_no_gateway_answers(tmp_path: Path) -> N
     (root / "object").write_bytes(b"bytes")
     with ExitStack() as running:
         with serving(settings(root)) as gateway_url:
-            port, _ = running.enter_context(varnishing(tmp_path, gateway_url))
+            port = running.enter_context(varnishing(tmp_path, gateway_url))
             client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
             statuses = [client.get(f"/brief/{name}").status_code for name in ("object", "absent")]
             assert statuses == [200, 404]

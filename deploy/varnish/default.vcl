@@ -9,7 +9,7 @@ import std;
 backend default {
     .host = "127.0.0.1";
     .port = "8000";
-    .first_byte_timeout = 60s;  # twice limits.deadline_s
+    .first_byte_timeout = 310s;  # longer than nginx waits for a write; gateways end reads earlier
 }
 
 acl purgers {
@@ -22,6 +22,8 @@ sub vcl_recv {
     if (req.http.X-Request-ID !~ "^[\x21-\x7e]{1,128}$") {
         set req.http.X-Request-ID = req.xid;
     }
+    # A gateway would believe it. What is below a path has server.root_path.
+    unset req.http.X-Forwarded-Prefix;
     if (req.method == "PURGE") {
         # A second address is that of a client whose request a proxy passes on.
         if (client.ip !~ purgers || req.http.X-Forwarded-For ~ ",") {
@@ -49,7 +51,7 @@ sub vcl_hash {
 sub vcl_backend_response {
     # Varnish serves what is over for 10 s more unless it is told otherwise. Absence would be fill
     # value there; a gateway gives no leave for it.
-    if (beresp.http.Cache-Control !~ "stale-while-revalidate") {
+    if (beresp.http.Cache-Control !~ "(?i)stale-while-revalidate") {
         set beresp.grace = 0s;
     }
     # What is over is asked for by its ETag for a day, and a gateway then sends no body.

@@ -199,17 +199,18 @@ def test_cache_control_of_the_dataset_is_sent(bucket: Path) -> None:
     [
         ("public, max-age=7", "public, max-age=7, must-revalidate"),
         (
-            "public, max-age=7, S-MaxAge=70,stale-while-revalidate=9, stale-if-error=9",
+            "public, max-age=7, S-MaxAge=70,stale-while-revalidate=9, stale-if-error=9, immutable",
             "public, max-age=7, must-revalidate",
         ),
         ("public, s-maxage=70", "public, max-age=0, must-revalidate"),
         ("no-cache", "no-cache, must-revalidate"),
+        ("must-understand, No-Store, s-maxage=9", "must-understand, No-Store, must-revalidate"),
     ],
 )
 def test_absence_is_kept_no_longer_than_max_age(
     bucket: Path, of_the_dataset: str, of_absence: str
 ) -> None:
-    """A 404 and a listing have neither `s-maxage` nor `stale-…`, and are never served stale."""
+    """A 404 and a listing lack `s-maxage`, `stale-…` and `immutable`: they are never stale."""
     with serving_bucket(bucket, cache_control=of_the_dataset) as client:
         _, _, path, _ = ANSWERS["404 key"]
         listing = f"{path[: path.index('/', 1)]}?list-type=2"

@@ -42,12 +42,15 @@ def settings(root: Path) -> Settings:
         "brief": BRIEF,
         "lasting": "public, max-age=3600",
         "kept": "public, max-age=3600",
-        "stale": f"{BRIEF}, stale-while-revalidate=3600",
+        "stale": f"{BRIEF}, Stale-While-Revalidate=3600",
     }
     datasets = {
         name: {"url": str(root), "cache_control": control} for name, control in caching.items()
     }
-    return Settings.model_validate({"cache": {"ttl_s": 0.1}, "datasets": datasets})
+    trusting = {"trusted_proxies": ["127.0.0.0/8"]}
+    return Settings.model_validate(
+        {"server": trusting, "cache": {"ttl_s": 0.1}, "datasets": datasets}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,14 @@ def test_purge_that_a_proxy_passes_on_is_refused(lab: Lab, name: str) -> None:
 
     assert refused.status_code == 403
     assert cached(lab.get(path)) == "hit"
+
+
+def test_forged_prefix_is_removed(lab: Lab, name: str) -> None:
+    """A client's X-Forwarded-Prefix fills no other URL with the answer of a key."""
+    lab.keep(name, b"bytes")
+    forged = lab.get(f"/forged/lasting/{name}", x_forwarded_prefix="/forged")
+
+    assert forged.status_code == 404
 
 
 def test_documented_ban_drops_a_dataset(lab: Lab, name: str) -> None:

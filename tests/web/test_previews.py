@@ -230,6 +230,8 @@ def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> N
     assert shown.content == get(client, "data", path="bytes").content
     assert shown.headers["cache-control"] == "private, max-age=60, must-revalidate"
     assert shown.headers["vary"] == "Authorization, Cookie"
+    grey = client.get("/api/datasets/private/preview.png?path=absent", headers=token)
+    assert grey.headers["cache-control"] == "private, no-cache"
 
 
 def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:

@@ -15,8 +15,8 @@ from shardgate.storage.http_headers import METADATA
 
 # For responses that depend on the caller; a token may be in the path.
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
-_LEAVE: Final = re.compile(rb"(?i)s-maxage|stale-")
-_LIFETIME: Final = re.compile(rb"(?i)max-age|no-cache")
+_LEAVE: Final = re.compile(rb"(?i)s-maxage|stale-|immutable")
+_LIFETIME: Final = re.compile(rb"(?i)max-age|no-cache|no-store")
 # By name or file extension; no type that a browser would run.
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
@@ -47,12 +47,11 @@ def cache_headers(dataset: ServedDataset) -> Headers:
 
 @cache
 def _without_leave(cache_control: bytes) -> bytes:
-    """Return *cache_control* without leave to keep longer or serve stale (RFC 9111 §5.2, RFC 5861).
+    """Return *cache_control* without leave to keep longer, to serve stale, or not to ask again when
+    a page is reloaded (RFC 9111 §5.2, RFC 5861, RFC 8246).
 
     Absence that is out of date is fill value in the place of data to a reader of Zarr.
     """
-    if b"no-store" in cache_control.lower():
-        return cache_control
     directives = [each.strip() for each in cache_control.split(b",")]
     kept = [each for each in directives if not _LEAVE.match(each)]
     if not any(map(_LIFETIME.match, kept)):
@@ -68,7 +67,8 @@ def entity_headers(
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
     cache_control = dataset.cache_control
-    if entity.is_immutable:  # the key always names these bytes (RFC 8246)
+    # The key always names these bytes (RFC 8246), which may be meant for no disk all the same.
+    if entity.is_immutable and b"no-store" not in cache_control.lower():
         scope = b"public" if dataset.is_public else b"private"
         cache_control = scope + b", max-age=31536000, immutable"
     headers = [

@@ -146,7 +146,16 @@ def test_variables_match_names_of_the_file_in_any_case(config: Path) -> None:
             "[datasets.em]\nurl='s3://b'\nformat='hdf5'",
             "datasets.em.format: Input should be 'auto'",
         ),
-        ("[datasets.em]\nurl='s3://b'\ncache_control=\"a\\nb\"", "datasets.em.cache_control: "),
+        *[
+            (
+                f"[datasets.em]\nurl='s3://b'\ncache_control='{value}'",
+                "datasets.em.cache_control: is",
+            )
+            for value in (
+                *("a\tb", "", "private; max-age=60", "max-age=1d", "s-maxage", "max-age=60,"),
+                *('no-cache="a, s-maxage=60"', "stale-while-revalidate=-1", "max-age = 60"),
+            )
+        ],
         (
             "[datasets.em]\nurl='https://h/a'\nwritable=true",
             "datasets.em: writable goes with one of file://, s3://, gs://, az://, memory:// only",
@@ -438,7 +447,16 @@ LAB = {"url": "https://a.example", "audience": "b"}
                     "em": {"url": "/em", "read": ["ana"], "cache_control": "Public, max-age=60"}
                 },
             },
-            "cache_control says private or no-store",
+            "cache_control says private or no-store and no s-maxage",
+        ),
+        (
+            {
+                "callers": ANA,
+                "datasets": {
+                    "em": {"url": "/em", "read": ["ana"], "cache_control": "private, s-maxage=60"}
+                },
+            },
+            "cache_control says private or no-store and no s-maxage",
         ),
     ],
 )

@@ -89,6 +89,16 @@ host_name: Final = matches(
     r"\*|[A-Za-z0-9_][A-Za-z0-9._-]*", "is no host name such as chunks.example"
 )
 header_value: Final = matches(r"[\x20-\x7e]+", "is not a header value")
+_WORD: Final = r"[\w!#$%&'*+.^`|~-]+"
+_DIRECTIVE: Final = (
+    r"((max-age|s-maxage|stale-[a-z-]+)=\d{1,10}"
+    rf'|(?!max-age|s-maxage|stale-){_WORD}(=({_WORD}|"[ !#-+\--\[\]-~]*"))?)'
+)
+cache_directives: Final = matches(
+    f"(?ai){_DIRECTIVE}( *, *{_DIRECTIVE})*",
+    "is no list of directives such as public, max-age=60, with times in seconds",
+)
+"""Check of Cache-Control (RFC 9111 §5.2) whose commas are all between directives."""
 scope: Final = matches(r"[\x21\x23-\x5b\x5d-\x7e]+", "is not a scope")
 digest: Final = matches("[0-9A-Fa-f]{64}", "is not a SHA-256 digest of 64 hexadecimal characters")
 
@@ -412,7 +422,7 @@ class DatasetSettings(Section):
     """Who may write if `writable`; default: everybody, if everybody may read."""
     admin: _Names = ()
     """Callers that may change settings of Icechunk repositories if `writable`, and may read."""
-    cache_control: Annotated[str, AfterValidator(header_value)] | None = None
+    cache_control: Annotated[str, AfterValidator(cache_directives)] | None = None
     """Cache-Control of mutable answers; default: `public, max-age=60`, or `private, max-age=60`."""
     virtual_chunk_prefixes: _List[Annotated[VirtualPrefix, BeforeValidator(table_of_url)]] = ()
     """Icechunk, kerchunk: URL prefixes of allowed references; a table also names a store."""
@@ -436,7 +446,8 @@ class DatasetSettings(Section):
         scheme = self.url.partition("://")[0]
         # The default is private where it has to be.
         directives = {each.strip().lower() for each in (self.cache_control or "private").split(",")}
-        is_kept_apart = bool(directives & {"private", "no-store"}) and "public" not in directives
+        is_shared = any(each.startswith(("public", "s-maxage")) for each in directives)
+        is_kept_apart = bool(directives & {"private", "no-store"}) and not is_shared
         schemes = ", ".join(f"{name}://" for name in WRITABLE_SCHEMES)
         complaints = (
             (self.writable and self.write is None and not self.is_public,
@@ -444,7 +455,7 @@ class DatasetSettings(Section):
             (self.write is not None and not self.writable, "write goes with writable = true"),
             (self.admin and not self.writable, "admin goes with writable = true"),
             (not self.is_public and not is_kept_apart,
-             "cache_control says private or no-store where not everybody may read"),
+             "cache_control says private or no-store and no s-maxage where not everybody may read"),
             (self.redirects and scheme not in {"http", "https"},
              "redirects goes with an http(s):// url only"),
             (self.follow_links and scheme != "file", "follow_links goes with a file:// url only"),

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from types import FrameType
 from typing import Final
 from urllib.parse import quote
@@ -17,10 +18,11 @@ from botocore import UNSIGNED
 from shardgate.main import create_app
 from shardgate.server.asgi import AsgiApp
 from shardgate.server.request import Request
+from shardgate.settings import ServerSettings
 from tests.support.auth.people import TEXT, TOKENS, People, settings
 from tests.support.clients.filling import open_boto3
 from tests.support.files import write_files
-from tests.support.serving import serving
+from tests.support.serving import client_of, serving
 
 KEY: Final = "text.txt"
 ANAS: Final = f"/private/{KEY}"
@@ -163,7 +165,7 @@ def test_private_responses_are_not_shared(people: People, path: str) -> None:
     slash = "" if path.startswith("?") else "/"
     headers = people.ask("GET", f"/private{slash}{path}", "ana").headers
 
-    assert headers["cache-control"] == "private, max-age=60"
+    assert headers["cache-control"].startswith("private, max-age=60")
     assert "Authorization" in headers.get_list("vary")
     assert headers["referrer-policy"] == "no-referrer"
 
@@ -175,6 +177,18 @@ def test_private_shard_key_is_hashed(people: People) -> None:
     names = {people.ask("GET", f"/_shard/private/shards/c/{n}").headers["x-shard"] for n in (0, 1)}
 
     assert len(names) == 2
+
+
+def test_trusted_proxy_gets_the_shard_for_itself_only(tmp_path: Path) -> None:
+    """A trusted proxy gets one name for two chunks of a private shard; its clients get two."""
+    folder = tmp_path / "private/shards"
+    zarr.create_array(folder, shape=(8,), chunks=(1,), shards=(8,), dtype="u1")
+    trusting = ServerSettings(trusted_proxies=("127.0.0.0/8",))
+    paths = [f"/_shard/private/shards/c/{n}" for n in (0, 1)]
+    with client_of(settings(tmp_path, server=trusting)) as client:
+        for headers, told in (({}, 1), ({"x-forwarded-for": "192.0.2.1"}, 2)):
+            names = {client.get(path, headers=headers).headers["x-shard"] for path in paths}
+            assert len(names) == told
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])

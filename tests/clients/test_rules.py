@@ -185,13 +185,37 @@ def test_streamed_body_has_a_content_length(tmp_path: Path, headers: dict[str, s
 
 
 def test_cache_control_of_the_dataset_is_sent(bucket: Path) -> None:
-    """Responses with 200, 206, 304 and 404 carry the Cache-Control of the dataset."""
+    """Responses with 200, 206 and 304 carry the Cache-Control of the dataset."""
     with serving_bucket(bucket, cache_control="private, max-age=7") as client:
-        for name in ("200", "206", "304", "404 key"):
+        for name in ("200", "206", "304"):
             status, method, path, headers = ANSWERS[name]
             answer = ask(client, path, method, **headers)
             told = (answer.status_code, answer.headers["cache-control"])
             assert told == (status, "private, max-age=7")
+
+
+@pytest.mark.parametrize(
+    ("of_the_dataset", "of_absence"),
+    [
+        ("public, max-age=7", "public, max-age=7, must-revalidate"),
+        (
+            "public, max-age=7, S-MaxAge=70,stale-while-revalidate=9, stale-if-error=9, immutable",
+            "public, max-age=7, must-revalidate",
+        ),
+        ("public, s-maxage=70", "public, max-age=0, must-revalidate"),
+        ("no-cache", "no-cache, must-revalidate"),
+        ("must-understand, No-Store, s-maxage=9", "must-understand, No-Store, must-revalidate"),
+    ],
+)
+def test_absence_is_kept_no_longer_than_max_age(
+    bucket: Path, of_the_dataset: str, of_absence: str
+) -> None:
+    """A 404 and a listing lack `s-maxage`, `stale-…` and `immutable`: they are never stale."""
+    with serving_bucket(bucket, cache_control=of_the_dataset) as client:
+        _, _, path, _ = ANSWERS["404 key"]
+        listing = f"{path[: path.index('/', 1)]}?list-type=2"
+        for name in (path, listing):
+            assert ask(client, name).headers["cache-control"] == of_absence
 
 
 REQUESTS: Final[dict[str, tuple[dict[str, str], int, slice]]] = {

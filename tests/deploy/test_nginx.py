@@ -148,11 +148,11 @@ def test_signed_parts_of_an_s3_request_are_forwarded_unchanged(site: Site) -> No
 
 
 def test_request_for_a_shard_name_has_no_credentials(site: Site) -> None:
-    """A request for a shard's name carries no Authorization, cookie or signature."""
+    """A request for a shard's name carries no Authorization, cookie, signature or client."""
     site.send("GET", "/em/c/0?X-Amz-Signature=abc", authorization="Bearer x", cookie="y=z")
 
     asked = only(site.asked)
-    assert not asked.headers.keys() & {"authorization", "cookie"}
+    assert not asked.headers.keys() & {"authorization", "cookie", "x-forwarded-for"}
     assert "Signature" not in asked.target
 
 

@@ -16,7 +16,7 @@ DOCUMENTED_S: Final = 360
 """Duration of all tests on two quiet cores, as CONTRIBUTING says."""
 PROGRAMS: Final = (
     "7zz", "aws", "chromium", "curl", "docker-compose", "nginx", "node", "promtool", "rclone",
-    "restic", "zip",
+    "restic", "varnishd", "zip",
 )  # fmt: skip
 """Programs whose tests skip themselves where they are missing."""
 _TERMINAL_S: Final = 0.5

@@ -312,7 +312,7 @@ def test_page_is_not_stored_by_caches(client: httpx.Client) -> None:
     assert page.answer.headers["cache-control"] == "no-store"
     assert page.answer.headers["content-security-policy"].startswith("default-src 'none';")
     assert page.answer.headers["referrer-policy"] == "no-referrer"
-    assert client.get("/image/").headers["cache-control"] == "public, max-age=60"
+    assert client.get("/image/").headers["cache-control"] == "public, max-age=60, must-revalidate"
 
 
 def test_dataset_without_a_slash_redirects(client: httpx.Client) -> None:

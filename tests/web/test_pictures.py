@@ -317,7 +317,7 @@ def test_drawings_are_for_readers_only(client: httpx.Client) -> None:
         assert [each.status_code for each in strangers] == [401, 401]
         assert strangers[0].text.replace("private", "nothing") == strangers[1].text
         assert shown.text == get(client, "data", name, path="bytes").text
-        assert shown.headers["cache-control"] == "private, max-age=60"
+        assert shown.headers["cache-control"] == "private, max-age=60, must-revalidate"
         assert shown.headers["vary"] == "Authorization, Cookie"
 
 

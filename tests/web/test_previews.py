@@ -97,7 +97,7 @@ def pixels(client: httpx.Client, dataset: str, **query: str) -> NDArray[np.uint8
     answer = get(client, dataset, **query)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "image/png"
-    assert answer.headers["cache-control"] == "public, max-age=60"
+    assert answer.headers["cache-control"] == "public, max-age=60, must-revalidate"
     assert answer.content != PLACEHOLDER.png
     return np.asarray(Image.open(io.BytesIO(answer.content)))
 
@@ -228,8 +228,10 @@ def test_private_dataset_is_shown_to_its_readers_only(client: httpx.Client) -> N
     assert [each.status_code for each in strangers] == [401, 401]
     assert strangers[0].text.replace("private", "nothing") == strangers[1].text
     assert shown.content == get(client, "data", path="bytes").content
-    assert shown.headers["cache-control"] == "private, max-age=60"
+    assert shown.headers["cache-control"] == "private, max-age=60, must-revalidate"
     assert shown.headers["vary"] == "Authorization, Cookie"
+    grey = client.get("/api/datasets/private/preview.png?path=absent", headers=token)
+    assert grey.headers["cache-control"] == "private, no-cache"
 
 
 def test_invalid_path_or_ref_is_400(client: httpx.Client) -> None:

@@ -1,5 +1,7 @@
 """Headers of the entities of datasets: types, caching, validators and ranges."""
 
+import re
+from functools import cache
 from http import HTTPStatus
 from typing import Final
 
@@ -13,6 +15,8 @@ from shardgate.storage.http_headers import METADATA
 
 # For responses that depend on the caller; a token may be in the path.
 _PRIVATE: Final[Headers] = [(b"vary", b"Authorization"), NO_REFERRER]
+_LEAVE: Final = re.compile(rb"(?i)s-maxage|stale-|immutable")
+_LIFETIME: Final = re.compile(rb"(?i)max-age|no-cache|no-store")
 # By name or file extension; no type that a browser would run.
 _CONTENT_TYPES: Final = {
     "json": b"application/json",
@@ -36,9 +40,23 @@ def content_type(key: str) -> bytes:
 
 
 def cache_headers(dataset: ServedDataset) -> Headers:
-    """Return the caching headers of a mutable response."""
-    cache_control = (b"cache-control", dataset.cache_control)
+    """Return the caching headers of what no purge of a key reaches: absence, listings, pictures."""
+    cache_control = (b"cache-control", _without_leave(dataset.cache_control))
     return [cache_control, *([] if dataset.is_public else _PRIVATE)]
+
+
+@cache
+def _without_leave(cache_control: bytes) -> bytes:
+    """Return *cache_control* without leave to keep longer, to serve stale, or not to ask again when
+    a page is reloaded (RFC 9111 §5.2, RFC 5861, RFC 8246).
+
+    Absence that is out of date is fill value in the place of data to a reader of Zarr.
+    """
+    directives = [each.strip() for each in cache_control.split(b",")]
+    kept = [each for each in directives if not _LEAVE.match(each)]
+    if not any(map(_LIFETIME.match, kept)):
+        kept.append(b"max-age=0")  # caches would choose a time themselves
+    return b", ".join([*kept, b"must-revalidate"])
 
 
 def entity_headers(
@@ -49,7 +67,8 @@ def entity_headers(
     if part is None and status is not HTTPStatus.NOT_MODIFIED:
         return None
     cache_control = dataset.cache_control
-    if entity.is_immutable:  # the key always names these bytes (RFC 8246)
+    # The key always names these bytes (RFC 8246), which may be meant for no disk all the same.
+    if entity.is_immutable and b"no-store" not in cache_control.lower():
         scope = b"public" if dataset.is_public else b"private"
         cache_control = scope + b", max-age=31536000, immutable"
     headers = [

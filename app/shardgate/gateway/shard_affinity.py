@@ -1,8 +1,8 @@
 """``/_shard/{dataset}/{key}``: keys that belong on one replica, for consistent hashing.
 
 A balancer asks before each request for a chunk; no index is read. It has no credentials: of a
-private dataset only trusted proxies get the name of a shard. Others get a hash of the path at once,
-as they do for a dataset that does not exist.
+private dataset only trusted proxies get the name of a shard, and not for a client whose request
+they pass on. Others get a hash of the path at once, as they do for a dataset that does not exist.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class ShardAffinity:
         """Return the response to a request of any method, if no index has to be read for it."""
         path = self._path_in(request)
         headers = _hash_headers(path)
-        if self._may_know(path, request.peer):
+        if self._may_know(path, request):
             name, expires_at = self._names.get(path) or (b"", 0.0)
             if expires_at < time.monotonic():
                 return None
@@ -66,7 +66,7 @@ class ShardAffinity:
         """Answer a request, with the hash of its path if the look-up takes too long."""
         path = self._path_in(request)
         headers = _hash_headers(path)[:1]  # not to be cached: the next look-up may be faster
-        if headers and self._may_know(path, request.peer):
+        if headers and self._may_know(path, request):
             # Without a name the hash of the path has to do, as any replica can answer.
             with suppress(ShardgateError, TimeoutError):
                 async with asyncio.timeout(2.0):
@@ -83,14 +83,16 @@ class ShardAffinity:
             path = strip_prefix(path, root_path)
         return split_token(path)[1]
 
-    def _may_know(self, path: bytes, peer: bytes) -> bool:
-        """Return whether *peer* may know which keys share a shard with that of *path*."""
+    def _may_know(self, path: bytes, request: Request) -> bool:
+        """Return whether who asks may know which keys share a shard with that of *path*."""
         try:
             dataset = self._datasets.get(split_target(path)[0])
         except BadKeyError:
             return True
         is_public = dataset is not None and dataset.is_public
-        return is_public or is_within(peer.decode(), self._proxies)
+        if is_public or b"x-forwarded-for" in request.headers:  # of a client behind the proxy
+            return is_public
+        return is_within(request.peer.decode(), self._proxies)
 
     async def _name(self, path: bytes) -> bytes:
         """Return the shard or session of *path*, or *path*. Raises: `ShardgateError`."""

@@ -132,7 +132,7 @@ def _respond(
         raise BusyError("the picture is not drawn yet")
     headers = _headers_of(dataset)
     if preview.is_placeholder or preview.is_mixed:
-        headers["cache-control"] = "no-cache"
+        headers["cache-control"] = "no-cache" if dataset.is_public else "private, no-cache"
     if preview.is_mixed:
         headers["x-shardgate-preview"] = "mixed"
     if preview.read_s is not None:

@@ -76,7 +76,9 @@ def serving_copy(
     commit(repo, "begin", write_kinds)
     repo.create_tag("v 1", repo.lookup_branch("main"))
     repo = migrate(repo, version)
-    with serving(Settings(cache=cache, datasets={"em": dataset})) as url, connect(url) as client:
+    unstored = dataset.model_copy(update={"cache_control": "public, No-Store"})
+    datasets = {"em": dataset, "unstored": unstored}
+    with serving(Settings(cache=cache, datasets=datasets)) as url, connect(url) as client:
         counted = Counted(client, faulty, folder, repo)
         counted.publish()
         yield counted
@@ -117,7 +119,14 @@ def test_snapshots_and_tags_are_immutable_and_branches_are_not(counted: Counted)
         assert counted.reads(path, 304, if_none_match=full.headers["etag"]) == []
     for absent in ("@tag.none/zarr.json", "@tag.v%201/native/c/2", f"@{'0' * 20}/zarr.json"):
         answer = counted.ask(absent)
-        assert (answer.status_code, answer.headers["cache-control"]) == (404, BRIEF)
+        assert answer.status_code == 404
+        assert answer.headers["cache-control"] == f"{BRIEF}, must-revalidate"
+
+
+def test_snapshot_that_no_cache_may_store_is_not_immutable(counted: Counted) -> None:
+    """Where `cache_control` says no-store, it holds for snapshots too."""
+    answer = ask(counted.client, "/unstored/@tag.v%201/native/c/0")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "public, No-Store")
 
 
 def test_etag_outlives_a_commit(hasty: Counted) -> None:

@@ -19,6 +19,7 @@ from . import (
     far,
     manifest,
     nginx_cache,
+    replicas,
     sizes,
     streaming,
     throughput,
@@ -33,7 +34,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqrstuv"
+_PARTS: Final = "abcdefghijklmnopqrstuvw"
 
 
 def main() -> int:
@@ -80,6 +81,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "t": lambda here: archives.measure(here, root, store, **load),
             "u": whole.measure,
             "v": streaming.measure,
+            "w": replicas.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -98,7 +100,7 @@ def _parse() -> argparse.Namespace:
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
         "q: store over TLS, r: cache of nginx, s: commits of several clients, "
-        "t: archives, u: whole arrays, v: a camera",
+        "t: archives, u: whole arrays, v: a camera, w: replicas",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(
@@ -112,7 +114,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to v")
+        raise argparse.ArgumentTypeError("the parts are a to w")
     return parts
 
 

@@ -20,6 +20,7 @@ from . import (
     far,
     manifest,
     nginx_cache,
+    replicas,
     sizes,
     streaming,
     throughput,
@@ -82,6 +83,7 @@ def _measure(home: Path, options: argparse.Namespace) -> Iterator[Figure]:
             "u": whole.measure,
             "v": streaming.measure,
             "w": lambda here: edges.measure(here, root, store, rounds=options.rounds),
+            "x": replicas.measure,
             "p": lambda here: views.measure(here, root, store, rounds=options.rounds),
         }
         for names, measure in parts.items():
@@ -100,7 +102,8 @@ def _parse() -> argparse.Namespace:
         "g: manifest, h: writing, i: commits, j: metrics and access log, k: tokens, l: start, "
         "m: far store, n: sizes, o: calls, p: views in Chromium, "
         "q: store over TLS, r: cache of nginx, s: commits of several clients, "
-        "t: archives, u: whole arrays, v: a camera, w: caches near the client",
+        "t: archives, u: whole arrays, v: a camera, w: caches near the client, "
+        "x: replicas",
     )
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument(

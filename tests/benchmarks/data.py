@@ -84,28 +84,30 @@ def _write_volume(path: Path, data: NDArray[np.uint8]) -> None:
     by_tensorstore(volumes.Volume("", by_tensorstore, [scale]), path, sharded=True)
 
 
-def write_many_shards(path: Path, shards: Coords = _MANY_SHARDS) -> None:
-    """Write an array of full shards of 32³ entries, by default 1,000, all links to one file."""
+def write_many_shards(
+    path: Path, shards: Coords = _MANY_SHARDS, per_shard: Coords = _MANY_PER_SHARD
+) -> None:
+    """Write an array of full shards, by default 1,000 of 32³ entries, all links to one file."""
     path.mkdir()
-    shape = [s * n * i for s, n, i in zip(shards, _MANY_PER_SHARD, _MANY_INNER, strict=True)]
-    shard_shape = [n * i for n, i in zip(_MANY_PER_SHARD, _MANY_INNER, strict=True)]
+    shape = [s * n * i for s, n, i in zip(shards, per_shard, _MANY_INNER, strict=True)]
+    shard_shape = [n * i for n, i in zip(per_shard, _MANY_INNER, strict=True)]
     codecs = [sharding(list(_MANY_INNER), [{"name": "bytes"}])]
     (path / "zarr.json").write_text(json.dumps(array_metadata(shape, shard_shape, codecs)))
     original = path / "shard"
-    original.write_bytes(_many_shard())
+    original.write_bytes(_many_shard(int(np.prod(per_shard))))
     for coords in itertools.product(*map(range, shards)):
         name = path / "c" / "/".join(map(str, coords))
         name.parent.mkdir(parents=True, exist_ok=True)
         os.link(original, name)
 
 
-def _many_shard() -> bytes:
+def _many_shard(entries: int) -> bytes:
     nbytes = len(MANY_CHUNK)
-    index = np.empty((MANY_ENTRIES, 2), "<u8")
-    index[:, 0] = np.arange(MANY_ENTRIES) * nbytes
+    index = np.empty((entries, 2), "<u8")
+    index[:, 0] = np.arange(entries) * nbytes
     index[:, 1] = nbytes
     table = index.tobytes()
-    return MANY_CHUNK * MANY_ENTRIES + table + crc32c(table).to_bytes(4, "little")
+    return MANY_CHUNK * entries + table + crc32c(table).to_bytes(4, "little")
 
 
 def many_keys(shards: Coords = _MANY_SHARDS) -> list[str]:

@@ -107,6 +107,19 @@ async def test_confirmed_read_is_repeated_with_its_etag() -> None:
     assert [call.if_none_match is None for call in case.store.calls] == [True, False, False]
 
 
+async def test_object_that_the_cache_dropped_has_not_changed() -> None:
+    """An unchanged object is confirmed, and outdates nothing, though the cache has dropped it."""
+    store = WatchedStore()
+    store.place(REF, b"same")
+    fetch = ReadCache(store, MetadataCache(0), ttl_s=60)
+    tracker = FreshnessTracker(fetch)
+    await tracker(_READ)
+
+    await tracker.confirm([_READ])
+
+    assert (len(store.calls), fetch.generation) == (2, tracker.generation)
+
+
 async def test_attempts_pause_with_a_backoff() -> None:
     """A backoff pauses before each attempt but the first ones."""
     case, pauses = _Case(), list[float]()

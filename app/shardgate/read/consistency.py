@@ -142,7 +142,10 @@ class FreshnessTracker:
             return
         if self.kept is not None:
             self.kept.expires_at = -inf  # else the next look-up would take the old results
-        changes = await bounded_gather(self._reads.refresh, reads)
+        # With what was used here: the cache may have dropped it, or have a newer version.
+        changes = await bounded_gather(
+            lambda read: self._reads.refresh(read, self.uses[read]), reads
+        )
         for read, has_changed in zip(reads, changes, strict=True):
             if has_changed:
                 raise VersionChangedError(read.ref)

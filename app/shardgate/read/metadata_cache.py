@@ -228,14 +228,13 @@ class ReadCache:
         if (flight := (read, self.forgotten_at(read.ref))) not in self._flights:
             self._flights.start(flight, lambda: self._perform(read))
 
-    async def refresh(self, read: Read[Any]) -> bool:
-        """Perform *read* again, and return whether it found another version than the cached one."""
-        before = self.cache.get(read)
+    async def refresh(self, read: Read[Any], known: CachedRead | None = None) -> bool:
+        """Perform *read* again, and return whether it found another version than *known*."""
         try:
             after = await self._share(read, read.ref, lambda: self._perform(read))
         except MetadataMissingError:
             return True
-        return before is None or _version(before.known) != _version(after.known)
+        return known is None or _version(known.known) != _version(after.known)
 
     def holds(self, read: Read[Any], entry: CachedRead) -> bool:
         """Return whether *entry* is still the cached result of *read*, and not outdated."""

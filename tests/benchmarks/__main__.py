@@ -35,7 +35,7 @@ from .figures import Figure, describe, show, write_json
 from .repositories import write_same
 from .servers import BUCKET, nginx_files
 
-_PARTS: Final = "abcdefghijklmnopqrstuvw"
+_PARTS: Final = "abcdefghijklmnopqrstuvwx"
 
 
 def main() -> int:
@@ -117,7 +117,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to w")
+        raise argparse.ArgumentTypeError("the parts are a to x")
     return parts
 
 

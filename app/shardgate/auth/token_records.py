@@ -18,6 +18,7 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
+from shardgate.changes import note
 from shardgate.concurrency import SingleFlight, bounded_gather
 from shardgate.errors import (
     StorageError,
@@ -120,6 +121,7 @@ class TokenRecords:
 
     async def revoke(self, owner: str, token_id: str) -> None:
         """End a token of *owner*. Raises: `UnknownTokenError`."""
+        note(token_id=token_id)
         with _reported():
             made = await self._unexpired(self._made_by(owner))
         if token_id not in made:

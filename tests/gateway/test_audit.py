@@ -3,8 +3,9 @@
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -380,7 +381,7 @@ def test_lines_of_two_processes_are_whole(tmp_path: Path) -> None:
     for log in logs:
         log.start()
         for number in range(2000):
-            log.add({"number": number, "key": "k" * (number % 300)})
+            log.log({"number": number, "key": "k" * (number % 300)})
     for log in logs:
         log.close()
     numbers = [json.loads(line)["number"] for line in path.read_bytes().splitlines()]
@@ -429,7 +430,7 @@ def test_name_of_a_caller_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = AuditLog(str(path), _Losses())
     log.start()
-    log.add({"caller": "a\n\ud800\x1b", "status": 200})
+    log.log({"caller": "a\n\ud800\x1b", "status": 200})
     log.close()
     (line,) = path.read_bytes().splitlines()
 
@@ -455,10 +456,10 @@ def test_log_whose_file_was_moved_is_opened_anew(
     path = tmp_path / "log"
     log = AuditLog(str(path), _Losses())
     log.start()
-    log.add({"number": 1})
+    log.log({"number": 1})
     wait_until(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
     move(path)
-    log.add({"number": 2})
+    log.log({"number": 2})
     log.close()
 
     assert json.loads(path.read_bytes()) == {"number": 2}
@@ -472,7 +473,7 @@ def test_lines_of_a_full_disk_wait_and_are_counted_when_lost(tmp_path: Path) -> 
     log = AuditLog(str(path), losses)
     log.start()
     for _ in range(40_000):
-        log.add({})
+        log.log({})
     refused = losses.count
     log.close()
 
@@ -487,7 +488,7 @@ def test_lines_that_waited_are_written(tmp_path: Path) -> None:
     log = AuditLog(str(path), losses)
     log.start()
     for number in range(3):
-        log.add({"number": number})
+        log.log({"number": number})
     path.unlink()
     wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") == 3)
     log.close()
@@ -505,7 +506,7 @@ def test_torn_line_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     log = AuditLog(str(path), _Losses())
     for number in range(3):
-        log.add({"number": number})
+        log.log({"number": number})
     log.start()
     log.close()
     whole = []
@@ -514,6 +515,19 @@ def test_torn_line_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             whole.append(json.loads(line)["number"])
 
     assert whole == [0, 1, 2]
+
+
+def test_log_without_a_file_is_standard_output() -> None:
+    """A log called ``-`` writes to standard output, and leaves it open."""
+    with tempfile.TemporaryFile("w+") as out:
+        with redirect_stdout(out):
+            log = AuditLog("-", _Losses())
+        log.start()
+        log.log({"number": 1})
+        log.close()
+        out.seek(0)
+
+        assert json.loads(out.read()) == {"number": 1}
 
 
 def test_log_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _LONGEST_NAME: Final = 256
 _failures_log: Final = logging.getLogger("shardgate.failures")
 
 
-class AuditLog(LineWriter[Change]):
+class AuditLog(LineWriter[bytes]):
     """Appends lines to a file, which may be renamed or removed, or to standard output.
 
     Lines that cannot be written, as to a full disk, are tried again until too many wait.
@@ -50,20 +50,18 @@ class AuditLog(LineWriter[Change]):
         except OSError as error:
             reason = error.strerror
             raise ConfigurationError(f"server.audit_log: {path}: {reason}") from error
-        super().__init__("audit-log", _format, descriptor, pause_s=0)
+        super().__init__("audit-log", bytes, descriptor, pause_s=0)
 
-    def add(self, record: Change) -> bool:
-        """Write *record* soon, or report that it is lost, as too many wait."""
-        is_taken = super().add(record)
-        if not is_taken:
+    def log(self, line: Change) -> None:
+        """Write *line* soon, or report that it is lost, as too many wait."""
+        if not self.add(dump_json(line) + b"\n"):
             self._lose(1)
-        return is_taken
 
     def close(self) -> None:
         """Write the queued lines, for up to a second, and close the file."""
         super().close()
         if self._thread.is_alive():
-            self._lose(self._queue.qsize())
+            self._lose(self._queue.qsize())  # whose last entry is no line; one is being written
         elif self._path is not None:
             os.close(self._descriptor)
 
@@ -105,10 +103,6 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
 
-def _format(line: Change) -> bytes:
-    return dump_json(line) + b"\n"
-
-
 class AuditedApp:
     """Logs what requests to *app* change, and passes on all others."""
 
@@ -133,7 +127,7 @@ class AuditedApp:
         finally:  # also of a change whose answer nobody gets
             if request.name not in SIGN_IN or _concerns_rights(context, exchange):
                 for change in changes or [{}]:
-                    self._log.add(_line(request, exchange, context, change))
+                    self._log.log(_line(request, exchange, context, change))
             current_changes.reset(token)
 
 

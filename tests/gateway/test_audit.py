@@ -144,8 +144,8 @@ def test_line_of_a_put_names_all_that_is_known(audited: Audited) -> None:
 
 @pytest.mark.parametrize("path", ["/em/c/1/0", "/em/@sharded/c/1/0", "/any/a%20b/c"])
 def test_versions_follow_one_another(audited: Audited, path: str) -> None:
-    """Of an inner chunk, a whole shard and an object, the version after a write is that before the
-    next one; absence is null.
+    """The version after a write of an inner chunk, shard or object is that before the next one;
+    absence is null.
     """
     audited.client.delete(path, headers={"if-match": "*"})
     audited.lines()

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from shardgate.api.openapi import new_router, reads
+from shardgate.auditing import note
 from shardgate.auth.access import Caller, Datasets, ServedDataset
-from shardgate.changes import note
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
 from shardgate.icechunk.diff import Change, read_diff

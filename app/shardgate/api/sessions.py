@@ -21,8 +21,8 @@ from shardgate.api.commit_body import (
 )
 from shardgate.api.openapi import CONFLICTS, new_router, reads
 from shardgate.api.repositories import opens
+from shardgate.auditing import note
 from shardgate.auth.access import Datasets
-from shardgate.changes import note
 from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadHeaderError
 from shardgate.formats.icechunk.changes import ChangeSet, MoveNode

@@ -18,7 +18,7 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
-from shardgate.changes import note
+from shardgate.auditing import note
 from shardgate.concurrency import SingleFlight, bounded_gather
 from shardgate.errors import (
     StorageError,

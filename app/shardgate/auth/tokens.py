@@ -11,9 +11,9 @@ from urllib.parse import quote
 import jwt
 from pydantic import BaseModel, Field, PositiveInt, SecretStr, model_validator
 
+from shardgate.auditing import note
 from shardgate.auth.access import Caller, Datasets, Identity
 from shardgate.auth.token_records import TokenRecord, TokenRecords
-from shardgate.changes import note
 from shardgate.errors import BadBodyError, UnauthenticatedError
 from shardgate.server.body import RequestDocument
 from shardgate.settings import PUBLIC, TokenSettings

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from shardgate.changes import Change, current_changes
+from shardgate.auditing import AuditedChange, current_changes
 from shardgate.errors import ConfigurationError
 from shardgate.gateway.s3_dialect import parameter_names, upload_step
 from shardgate.gateway.write import COPY_SOURCE
@@ -52,7 +52,7 @@ class AuditLog(LineWriter[bytes]):
             raise ConfigurationError(f"server.audit_log: {path}: {reason}") from error
         super().__init__("audit-log", bytes, descriptor, pause_s=0)
 
-    def log(self, line: Change) -> None:
+    def log(self, line: AuditedChange) -> None:
         """Write *line* soon, or report that it is lost, as too many wait."""
         if not self.add(dump_json(line) + b"\n"):
             self._lose(1)
@@ -120,7 +120,7 @@ class AuditedApp:
         return self._respond(request, exchange, context)
 
     async def _respond(self, request: Request, exchange: Exchange, context: RequestContext) -> None:
-        changes: list[Change] = []
+        changes: list[AuditedChange] = []
         token = current_changes.set(changes)
         try:
             await self._app.respond(request, exchange)
@@ -137,12 +137,14 @@ def _concerns_rights(context: RequestContext, exchange: Exchange) -> bool:
     return bool(context.caller) or exchange.status in refused
 
 
-def _line(request: Request, exchange: Exchange, context: RequestContext, change: Change) -> Change:
+def _line(
+    request: Request, exchange: Exchange, context: RequestContext, change: AuditedChange
+) -> AuditedChange:
     noted = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in change.items()}
     status = exchange.status
     if isinstance(of_key := noted.pop("status", None), int):
         status = of_key
-    line: Change = {
+    line: AuditedChange = {
         "time": timestamp(int(time.time() * 1000)),
         "request_id": request.id.decode(),
         "caller": context.caller[:_LONGEST_NAME],

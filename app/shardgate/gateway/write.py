@@ -10,9 +10,9 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
+from shardgate.auditing import new_change, note
 from shardgate.auth.access import Datasets, ServedDataset, why_read_only
 from shardgate.auth.authenticator import Authenticator
-from shardgate.changes import new_change, note
 from shardgate.errors import (
     BadBodyError,
     BadHeaderError,

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from shardgate.changes import note
+from shardgate.auditing import note
 from shardgate.concurrency import Backoff, retry_conflicts
 from shardgate.errors import (
     BadBodyError,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from shardgate.changes import note
+from shardgate.auditing import note
 from shardgate.errors import (
     BadBodyError,
     ConflictError,

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from shardgate.changes import Change
+from shardgate.auditing import AuditedChange
 from shardgate.concurrency import (
     Backoff,
     BatchQueue,
@@ -71,7 +71,7 @@ class ChunkChange:
     entry: Entry
     data: bytes | None
     demand: Demand | None = None
-    noted: Change | None = None
+    noted: AuditedChange | None = None
     """Gets the version before, if the change is logged."""
     done: "asyncio.Future[ETag | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from shardgate.changes import Change, new_change
+from shardgate.auditing import AuditedChange, new_change
 from shardgate.concurrency import (
     bounded_gather,
     retry_conflicts,
@@ -86,7 +86,7 @@ class KeyWrite(NamedTuple):
     headers: ObjectHeaders = NO_HEADERS
     """Stored if the key names an object and the store keeps headers."""
     demand: Demand | None = None
-    change: Change | None = None
+    change: AuditedChange | None = None
     """Gets the version before, if the write is logged."""
 
 

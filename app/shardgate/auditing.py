@@ -3,14 +3,14 @@
 from contextvars import ContextVar
 from typing import Final
 
-type Change = dict[str, object]
+type AuditedChange = dict[str, object]
 """Members of a line of the audit log: ``key``, ``before``, ``after``, and others."""
 
-current_changes: Final = ContextVar[list[Change] | None]("current_changes", default=None)
+current_changes: Final = ContextVar[list[AuditedChange] | None]("current_changes", default=None)
 """Changes that this task, and the tasks it starts, make for a request; `None` if none is logged."""
 
 
-def new_change(**members: object) -> Change | None:
+def new_change(**members: object) -> AuditedChange | None:
     """Begin another change of the request, a line of its own; `None` if it is not logged."""
     if (changes := current_changes.get()) is None:
         return None

@@ -1,9 +1,9 @@
 """What a request changes, noted where it is known; the audit log writes it once it is answered."""
 
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
-type AuditedChange = dict[str, object]
+type AuditedChange = dict[str, Any]
 """Members of a line of the audit log: ``key``, ``before``, ``after``, and others."""
 
 current_changes: Final = ContextVar[list[AuditedChange] | None]("current_changes", default=None)

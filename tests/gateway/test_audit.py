@@ -17,9 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardgate.errors import ConfigurationError
+from shardgate.errors import ConfigurationError, DamagedError
 from shardgate.gateway.audit import AuditLog
+from shardgate.model import ObjectRef
 from shardgate.settings import CallerSettings, DatasetSettings, ServerSettings, Settings
+from shardgate.storage.contract import Stat
+from shardgate.storage.memory import MemoryStore
 from tests.support.auth import browsing as signing_in
 from tests.support.auth.provider import providing
 from tests.support.committing import put_group
@@ -184,6 +187,7 @@ def test_many_deleted_keys_have_lines_of_their_own(audited: Audited) -> None:
     one, two, three = audited.lines(3)
 
     assert [each["key"] for each in (one, two, three)] == ["one", "two", "three"]
+    assert {each["action"] for each in (one, two, three)} == {"DeleteObjects"}
     assert [each["status"] for each in (one, two, three)] == [200, 412, 200]
     assert (one["before"], three["before"], two["outcome"]) == (etag, None, "refused")
     assert {each["caller"] for each in (one, two, three)} == {"robot"}
@@ -245,6 +249,46 @@ def test_refused_writers_are_logged(audited: Audited) -> None:
     logged = audited.path.read_text("utf-8")
 
     assert not any(secret in logged for secret in (TOKEN, READING, SECRET))
+
+
+def test_tokens_in_wrong_places_are_left_out(audited: Audited) -> None:
+    """A token behind the name of a dataset, or in place of its id, is not in the line."""
+    token = audited.client.post("/api/tokens", json={"dataset": "em"}).json()["token"]
+    audited.lines()
+    anonymous = {"authorization": ""}
+    _, of_key = audited.after("PUT", f"/em/~{token}/c/0", content=NEW, headers=anonymous)
+    _, unknown = audited.after("PUT", f"/none/{token}/c/0", content=NEW, headers=anonymous)
+    _, revoked = audited.after("DELETE", f"/api/tokens/{token}")
+
+    assert of_key["key"] == "~/c/0"
+    assert unknown["path"] == "/none/~/c/0"
+    assert (revoked["path"], revoked["dataset"], revoked["status"]) == ("/api/tokens/~", "", 404)
+    assert token not in audited.path.read_text("utf-8")
+
+
+class _BlindStore(MemoryStore):
+    """Cannot tell versions, and counts how often it is asked to."""
+
+    stats = 0
+
+    async def stat(self, ref: ObjectRef) -> Stat | None:
+        """Refuse to tell."""
+        self.stats += 1
+        raise DamagedError(ref, "no header of it can be read")
+
+
+def test_write_whose_version_before_is_refused_is_made(tmp_path: Path) -> None:
+    """A version that the store does not tell is left out of the line, and the write is made."""
+    path = tmp_path / "log"
+    configured = Settings(
+        server=ServerSettings(audit_log=str(path)),
+        datasets={"any": DatasetSettings(url="memory://any", writable=True)},
+    )
+    store = _BlindStore()
+    with client_of(configured, wrap=lambda _: store) as client:
+        line = Audited(client, path).done("PUT", "/any/key", content=b"1")
+
+    assert ("before" in line, line["after"] is None, store.stats) == (False, False, 1)
 
 
 def test_reads_have_no_lines(audited: Audited) -> None:
@@ -515,6 +559,29 @@ def test_torn_line_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             whole.append(json.loads(line)["number"])
 
     assert whole == [0, 1, 2]
+
+
+def test_line_behind_a_torn_one_begins_anew(tmp_path: Path) -> None:
+    """A line behind a part of another one, which an ended process has left, is on its own."""
+    path = tmp_path / "log"
+    path.write_bytes(b'{"number": 0}\n{"num')
+    log = AuditLog(str(path), _Losses())
+    log.start()
+    log.log({"number": 1})
+    log.close()
+
+    assert [*map(json.loads, path.read_bytes().splitlines()[::2])] == [{"number": 0}, {"number": 1}]
+
+
+def test_line_behind_the_end_is_counted_as_lost(tmp_path: Path) -> None:
+    """A line of a request that outlives the log is counted."""
+    losses = _Losses()
+    log = AuditLog(str(tmp_path / "log"), losses)
+    log.start()
+    log.close()
+    log.log({})
+
+    assert losses.count == 1
 
 
 def test_log_without_a_file_is_standard_output() -> None:

@@ -121,11 +121,11 @@ class TokenRecords:
 
     async def revoke(self, owner: str, token_id: str) -> None:
         """End a token of *owner*. Raises: `UnknownTokenError`."""
-        note(token_id=token_id)
         with _reported():
             made = await self._unexpired(self._made_by(owner))
         if token_id not in made:
             raise UnknownTokenError(f"{owner} has no valid token {token_id}")
+        note(token_id=token_id)
         await self.end(token_id, made[token_id])
 
     async def end(self, token_id: str, until_s: float) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import select
 import sys
 import time
@@ -24,11 +25,13 @@ from shardgate.observability.metrics import (
     outcome_of,
 )
 from shardgate.server.request import Application, Exchange, Request
-from shardgate.settings import SIGN_IN
+from shardgate.settings import RESERVED, SIGN_IN
 
 _CHANGING: Final = frozenset({"PUT", "POST", "DELETE"})
 _LONGEST: Final = 1024  # characters of a text, as many as the bytes of a key
 _LONGEST_NAME: Final = 256
+# A segment of a path that may be a token, as where one is revoked by itself and not by its id.
+_LIKE_A_TOKEN: Final = re.compile(r"[^/]{64,}")
 _failures_log: Final = logging.getLogger("shardgate.failures")
 
 
@@ -54,7 +57,7 @@ class AuditLog(LineWriter[bytes]):
 
     def log(self, line: AuditedChange) -> None:
         """Write *line* soon, or report that it is lost, as too many wait."""
-        if not self.add(dump_json(line) + b"\n"):
+        if self._is_closing.is_set() or not self.add(dump_json(line) + b"\n"):
             self._lose(1)
 
     def close(self) -> None:
@@ -69,6 +72,8 @@ class AuditLog(LineWriter[bytes]):
         while lines:
             try:
                 self._follow()
+                if self._is_torn() and not lines.startswith(b"\n"):
+                    lines = b"\n" + lines
                 count = os.write(self._descriptor, lines)
             except BlockingIOError:
                 select.select([], [self._descriptor], [])
@@ -76,7 +81,7 @@ class AuditLog(LineWriter[bytes]):
             except OSError as error:
                 _failures_log.error("the audit log cannot be written: %s", error.strerror)
                 if self._is_closing.wait(PAUSE_S):
-                    self._lose(lines.count(b"\n"))
+                    self._lose(lines.lstrip().count(b"\n"))
                     return
                 continue
             # The end of a torn line would come behind lines of other processes: it is repeated.
@@ -94,13 +99,19 @@ class AuditLog(LineWriter[bytes]):
         self._descriptor = _open(self._path)
         os.close(before)
 
+    def _is_torn(self) -> bool:
+        """Return whether a full disk, or the end of a process, left a part of a line at the end."""
+        if self._path is None or (size := os.fstat(self._descriptor).st_size) == 0:
+            return False
+        return os.pread(self._descriptor, 1, size - 1) != b"\n"
+
     def _lose(self, count: int) -> None:
         self._on_loss(count)
         _failures_log.error("lines of the audit log are lost")
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
 
 class AuditedApp:
@@ -121,14 +132,13 @@ class AuditedApp:
 
     async def _respond(self, request: Request, exchange: Exchange, context: RequestContext) -> None:
         changes: list[AuditedChange] = []
-        token = current_changes.set(changes)
+        current_changes.set(changes)
         try:
             await self._app.respond(request, exchange)
         finally:  # also of a change whose answer nobody gets
             if request.name not in SIGN_IN or _concerns_rights(context, exchange):
                 for change in changes or [{}]:
                     self._log.log(_line(request, exchange, context, change))
-            current_changes.reset(token)
 
 
 def _concerns_rights(context: RequestContext, exchange: Exchange) -> bool:
@@ -141,31 +151,33 @@ def _line(
     request: Request, exchange: Exchange, context: RequestContext, change: AuditedChange
 ) -> AuditedChange:
     noted = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in change.items()}
-    status = exchange.status
-    if isinstance(of_key := noted.pop("status", None), int):
-        status = of_key
+    status = noted.pop("status", exchange.status)  # of the key, if it has one of its own
+    dataset = "" if request.dataset in RESERVED else mask_tokens(request.dataset)
     line: AuditedChange = {
         "time": timestamp(int(time.time() * 1000)),
         "request_id": request.id.decode(),
         "caller": context.caller[:_LONGEST_NAME],
         "credentials": _credentials(request),
         "client": context.client.decode(errors="replace"),
-        "action": _action(request),
-        "dataset": mask_tokens(request.dataset)[:_LONGEST_NAME],
+        "action": request.method,
+        "dataset": dataset[:_LONGEST_NAME],
         "status": status,
         "outcome": outcome_of(status) if exchange.response_complete else "gone",
         "bytes": 0 if request.body is None else request.body.received_nbytes,
     }
     if request.key and context.dataset != NO_DATASET:
-        line["key"] = request.key
+        line["action"] = _action_of_key(request)
+        # The key of a caller who is not known may have a token in a wrong place.
+        is_known = context.caller or exchange.status in range(200, 400)
+        line["key"] = request.key if is_known else mask_tokens(request.key)
     else:
-        line["path"] = mask_tokens(request.raw_path.decode("latin-1"))[:_LONGEST]
+        path = mask_tokens(request.raw_path.decode("latin-1"))
+        line["path"] = _LIKE_A_TOKEN.sub("~", path)[:_LONGEST]
     return line | noted
 
 
-def _action(request: Request) -> str:
-    names = parameter_names(request.query) if request.key else frozenset[bytes]()
-    if step := upload_step(request.method, names):
+def _action_of_key(request: Request) -> str:
+    if step := upload_step(request.method, parameter_names(request.query)):
         return step
     is_copy = request.method == "PUT" and COPY_SOURCE in request.headers
     return "CopyObject" if is_copy else request.method

@@ -275,7 +275,7 @@ class WritePlane:
         self, dataset: ServedDataset, deletion: dialect.Deletion
     ) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
-        changes = {key: new_change(key=key) for key in dict(deletion.keys)}
+        changes = {key: new_change(action="DeleteObjects", key=key) for key in dict(deletion.keys)}
         by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for key, etag in deletion.keys:
             try:

@@ -61,7 +61,7 @@ class IncomingBody:
         self.signatures: FrameSignatures | None = None
         """Signatures of its frames, if any; set once the caller is authenticated."""
         self.received_nbytes = 0
-        """Bytes read so far, frames included; those of a body that is read to its end."""
+        """Bytes read so far, frames included, without those that are dropped."""
         self._timeout_s = timeout_s
         self._length = headers.get(b"content-length")
         self._is_chunked = b"transfer-encoding" in headers

@@ -24,7 +24,6 @@ from shardgate.errors import (
     PreconditionRequiredError,
     RangeNotSatisfiedError,
     ShardgateError,
-    StorageError,
     TooLargeError,
     UnknownCodingError,
     UnsupportedError,
@@ -335,11 +334,13 @@ class Writer:
 
     async def _write(self, target: Document | Whole, write: KeyWrite) -> ETag | None:
         _, body, headers, demand, change = write
-        if change is not None:
-            with suppress(StorageError):  # the write itself needs no such right
+        is_document = isinstance(target, Document)
+        if change is not None and (demand is not None or (is_document and body is not None)):
+            demand = partial(_note_version, change, demand)  # such writes find the version anyway
+        elif change is not None:
+            with suppress(ShardgateError):  # the write itself needs no such right
                 stat = await self._store.stat(target.ref)
                 change["before"] = None if stat is None else stat.etag
-        is_document = isinstance(target, Document)
         if body is None:
             await self._objects.delete(target.ref, demand=demand, is_document=is_document)
             return None
@@ -348,6 +349,14 @@ class Writer:
                 target, body, coding=headers.coding, demand=demand
             )
         return await self._objects.put(target.ref, body, headers, demand=demand)
+
+
+def _note_version(
+    change: AuditedChange, demand: Demand | None, versions: Sequence[ETag]
+) -> str | None:
+    """Note the first of *versions*, that which is replaced, and apply *demand*."""
+    change["before"] = next(iter(versions), None)
+    return None if demand is None else demand(versions)
 
 
 def _demand_version(dataset: Dataset, write: KeyWrite) -> None:

@@ -150,7 +150,10 @@ def _concerns_rights(context: RequestContext, exchange: Exchange) -> bool:
 def _line(
     request: Request, exchange: Exchange, context: RequestContext, change: AuditedChange
 ) -> AuditedChange:
-    noted = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in change.items()}
+    noted: AuditedChange = {
+        name: value[:_LONGEST] if isinstance(value, str) else value
+        for name, value in change.items()
+    }
     status = noted.pop("status", exchange.status)  # of the key, if it has one of its own
     dataset = "" if request.dataset in RESERVED else mask_tokens(request.dataset)
     line: AuditedChange = {

@@ -72,8 +72,6 @@ class AuditLog(LineWriter[bytes]):
         while lines:
             try:
                 self._follow()
-                if self._is_torn() and not lines.startswith(b"\n"):
-                    lines = b"\n" + lines
                 count = os.write(self._descriptor, lines)
             except BlockingIOError:
                 select.select([], [self._descriptor], [])
@@ -99,19 +97,19 @@ class AuditLog(LineWriter[bytes]):
         self._descriptor = _open(self._path)
         os.close(before)
 
-    def _is_torn(self) -> bool:
-        """Return whether a full disk, or the end of a process, left a part of a line at the end."""
-        if self._path is None or (size := os.fstat(self._descriptor).st_size) == 0:
-            return False
-        return os.pread(self._descriptor, 1, size - 1) != b"\n"
-
     def _lose(self, count: int) -> None:
         self._on_loss(count)
         _failures_log.error("lines of the audit log are lost")
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    size = os.fstat(descriptor).st_size
+    with suppress(OSError):  # of a full disk
+        # A process that was ended may have left a part of a line.
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
+    return descriptor
 
 
 class AuditedApp:

@@ -25,6 +25,7 @@ from shardgate.concurrency import largest_share
 from shardgate.datasets import open_datasets, open_decoding, open_token_root, session_formats
 from shardgate.gateway import s3_multipart as multipart
 from shardgate.gateway.admission import ConcurrencyLimiter
+from shardgate.gateway.audit import AuditedApp, AuditLog
 from shardgate.gateway.gateway import Gateway
 from shardgate.gateway.read import ReadPlane
 from shardgate.gateway.s3_dialect import explain_to_s3
@@ -45,7 +46,7 @@ from shardgate.read.resolver import Resolver
 from shardgate.server.asgi import AsgiApp
 from shardgate.server.body import RequestBodyReader
 from shardgate.server.instrumentation import InstrumentedApp
-from shardgate.server.request import PathPrefix
+from shardgate.server.request import Application, PathPrefix
 from shardgate.server.responses import Cors, Explain
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
@@ -112,13 +113,16 @@ def create_app(
     bodies = RequestBodyReader(shared.bodies)
     access = _build_access(shared, datasets, bodies)
     access_log = open_access_log(settings.server)
+    audit_path = settings.server.audit_log
+    audit_log = None if audit_path is None else AuditLog(audit_path, shared.metrics.on_audit_loss)
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
-            if access_log is not None:
-                access_log.start()
-                stack.callback(access_log.close)
+            for log in (access_log, audit_log):
+                if log is not None:
+                    log.start()
+                    stack.callback(log.close)
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
             own = (aclosing(shared.sessions), aclosing(rewrites), aclosing(committer))
@@ -148,14 +152,15 @@ def create_app(
         explain=explain_to_s3(explain),
         limiter=_build_limiter(settings),
     )
-    app = _instrument(gateway, shared, datasets, access_log, tracing)
+    answering = gateway if audit_log is None else AuditedApp(gateway, audit_log)
+    app = _instrument(answering, shared, datasets, access_log, tracing)
     server = settings.server
     prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
     return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
 
 
 def _instrument(
-    gateway: Gateway,
+    gateway: Application,
     shared: Shared,
     datasets: Datasets,
     access_log: AccessLog | None,

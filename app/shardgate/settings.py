@@ -226,6 +226,8 @@ class ServerSettings(Section):
     """`text`, or `json` for one JSON object per line."""
     access_log: bool = False
     """Log a line for each request, with its key at level `debug` only."""
+    audit_log: str | None = None
+    """File for a line of JSON about each write, `-` for standard output; default: none."""
 
 
 class CacheSettings(Section):

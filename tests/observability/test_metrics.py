@@ -81,13 +81,15 @@ async def test_bytes_in_flight_are_exposed_with_their_limit() -> None:
 
 
 def test_writes_add_up() -> None:
-    """Rewrites, lost swaps, and written, fetched and copied bytes add up."""
+    """Rewrites, lost swaps, lost lines, and written, fetched and copied bytes add up."""
     metrics = Metrics([])
     metrics.stores.on_rewrite(3, 1)
     metrics.stores.on_rewrite(5, 0)
     metrics.stores.on_write(WriteNotice(10, 20, 30))
     metrics.stores.on_write(WriteNotice(1, 2))
+    metrics.on_audit_loss(3)
 
+    _check(metrics, {"audit_lost_lines_total": 3})
     _check(metrics, {"rewrite_changes_count": 2, "rewrite_changes_sum": 8, "swaps_lost_total": 1})
     _check(metrics, {"writes_total": 1}, way="copy")
     moved = {"written_bytes_total": 11, "fetched_bytes_total": 22, "copied_bytes_total": 30}

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from shardgate.api.openapi import new_router, reads
+from shardgate.auditing import note
 from shardgate.auth.access import Caller, Datasets, ServedDataset
 from shardgate.errors import BadHeaderError, BadParameterError
 from shardgate.formats.icechunk.keys import Branch, Tag
@@ -144,9 +145,11 @@ def _ref_name(
     # The path is /api/datasets/DATASET/branches/NAME, and names may have escaped slashes.
     spelled = request.scope["raw_path"].split(b"/", 5)[-1]
     try:
-        return unquote(spelled.decode("ascii"), errors="strict")
+        ref = unquote(spelled.decode("ascii"), errors="strict")
     except UnicodeDecodeError:
         raise BadParameterError("the name is not percent-encoded UTF-8") from None
+    note(ref=ref)
+    return ref
 
 
 type _RefName = Annotated[str, Depends(_ref_name)]
@@ -231,8 +234,10 @@ def build_repository_changes(
     async def create(request: Request) -> CreatedRepository:
         """Create an Icechunk repository at the empty root of a dataset."""
         document = await bodies.read_document(request, NewRepository)
+        note(dataset=document.name)
         dataset = datasets.find_writable(document.name, request.scope["caller"])
         snapshot_id = await create_repository(swaps, dataset)
+        note(after=snapshot_id)
         return CreatedRepository(name=dataset.name, branch="main", snapshot_id=snapshot_id)
 
     refs = new_router(f"{_DATASETS}/{{dataset}}", _TAG)
@@ -248,6 +253,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
     async def create_branch(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a branch at a snapshot."""
         new = await bodies.read_document(request, NewRef)
+        note(ref=new.name)
         return _with_etag(response, await changes.create("branch", new.name, new.snapshot_id))
 
     @router.put("/branches/{name:path}", openapi_extra=reads(NewTip))
@@ -273,6 +279,7 @@ def _add_ref_changes(router: APIRouter, changing: Any, bodies: RequestBodyReader
     async def create_tag(request: Request, response: Response, changes: Changes) -> NamedRef:
         """Create a tag at a snapshot; it cannot be moved."""
         new = await bodies.read_document(request, NewRef)
+        note(ref=new.name)
         return _with_etag(response, await changes.create("tag", new.name, new.snapshot_id))
 
     @router.delete("/tags/{name:path}", status_code=204)
@@ -288,4 +295,5 @@ async def _answer(page: BaseModel) -> Response:
 
 def _with_etag(response: Response, ref: NamedRef) -> NamedRef:
     response.headers["etag"] = f'"{ref.snapshot_id}"'
+    note(after=ref.snapshot_id)
     return ref

@@ -21,6 +21,7 @@ from shardgate.api.commit_body import (
 )
 from shardgate.api.openapi import CONFLICTS, new_router, reads
 from shardgate.api.repositories import opens
+from shardgate.auditing import note
 from shardgate.auth.access import Datasets
 from shardgate.concurrency import is_large, run_in_thread
 from shardgate.errors import BadHeaderError
@@ -110,7 +111,10 @@ def build_sessions(
         Its keys are read and written like those of plain Zarr, through any replica.
         """
         options = await bodies.read_document(request, SessionOptions)
-        return _describe(*await sessions.create(opened, options.branch))
+        note(ref=options.branch)
+        state = _describe(*await sessions.create(opened, options.branch))
+        note(session=state.session_id, before=state.parent_id)
+        return state
 
     @router.get("/{session_id}")
     async def read_session(session: SessionDep) -> SessionState:
@@ -156,11 +160,12 @@ def _add_session_commit(
             document: SessionDocument, changes: ChangeSet, write_id: WriteId
         ) -> CommitResult:
             branch = None if options.detached else document.branch
+            note(ref=branch)
             wanted = _commit_request(options, branch, document.parent_id, write_id)
             return await committer.commit(opened, changes, wanted)
 
         result = await SessionCommit(session, commit, parse_key(idempotency_key)).run()
-        return CommittedSnapshot.model_validate(result)
+        return _committed(result)
 
 
 def build_commits(  # noqa: PLR0913 - its parts, each made by the composition root
@@ -189,6 +194,7 @@ def build_commits(  # noqa: PLR0913 - its parts, each made by the composition ro
         """
         async with bodies.read_body(request, max_chunk_nbytes) as body:
             chunk_id = await put_chunk(committer.swaps.store, opened, body)
+            note(chunk_id=encode_id(chunk_id))
             return WrittenChunk(chunk_id=encode_id(chunk_id), length=len(body))
 
     _add_commit(router, opening, bodies, decoded, committer)
@@ -241,8 +247,13 @@ def _add_commit(
             wanted = _commit_request(options, options.branch, parent_id, write_id)
             is_move = any(isinstance(each, MoveNode) for each in edits)
             wanted = replace(wanted, moves_nodes=is_move)
-            result = await committer.commit_edits(opened, edits, wanted)
-            return CommittedSnapshot.model_validate(result)
+            note(ref=options.branch)
+            return _committed(await committer.commit_edits(opened, edits, wanted))
+
+
+def _committed(result: CommitResult) -> CommittedSnapshot:
+    note(before=result.parent_id, after=result.snapshot_id)
+    return CommittedSnapshot.model_validate(result)
 
 
 def parse_key(key: str | None) -> str | None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
+from shardgate.auditing import note
 from shardgate.concurrency import SingleFlight, bounded_gather
 from shardgate.errors import (
     StorageError,
@@ -124,6 +125,7 @@ class TokenRecords:
             made = await self._unexpired(self._made_by(owner))
         if token_id not in made:
             raise UnknownTokenError(f"{owner} has no valid token {token_id}")
+        note(token_id=token_id)
         await self.end(token_id, made[token_id])
 
     async def end(self, token_id: str, until_s: float) -> None:

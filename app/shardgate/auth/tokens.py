@@ -11,6 +11,7 @@ from urllib.parse import quote
 import jwt
 from pydantic import BaseModel, Field, PositiveInt, SecretStr, model_validator
 
+from shardgate.auditing import note
 from shardgate.auth.access import Caller, Datasets, Identity
 from shardgate.auth.token_records import TokenRecord, TokenRecords
 from shardgate.errors import BadBodyError, UnauthenticatedError
@@ -192,6 +193,7 @@ class TokenMint(TokenSigner):
         record = TokenRecord(
             token_id=token.token_id, datasets=list(token.paths), expires_at=token.expires_at
         )
+        note(token_id=token.token_id, datasets=record.datasets)
         await self.records.add(caller.name, record)
         return token
 

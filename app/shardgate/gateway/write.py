@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
+from shardgate.auditing import new_change, note
 from shardgate.auth.access import Datasets, ServedDataset, why_read_only
 from shardgate.auth.authenticator import Authenticator
 from shardgate.errors import (
@@ -31,6 +32,7 @@ from shardgate.read.budget import ByteBudget, ByteReservation
 from shardgate.read.resolver import Resolver
 from shardgate.server.body import ContentCoding, IncomingBody, Payload, read_payload
 from shardgate.server.conditions import parse_demand
+from shardgate.server.problems import status_of
 from shardgate.server.request import Headers, Request, RequestHeaders, check_key
 from shardgate.server.responses import ALLOW, NO_STORE, Responder
 from shardgate.storage.contract import ObjectHeaders
@@ -273,6 +275,7 @@ class WritePlane:
         self, dataset: ServedDataset, deletion: dialect.Deletion
     ) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
+        changes = {key: new_change(action="DeleteObjects", key=key) for key in dict(deletion.keys)}
         by_session: defaultdict[str, list[KeyWrite]] = defaultdict(list)
         for key, etag in deletion.keys:
             try:
@@ -281,7 +284,7 @@ class WritePlane:
                 if checked.endswith("/"):
                     await self._check_folder(dataset, checked)
                 elif checked:
-                    write = KeyWrite(checked, None, demand=demand)
+                    write = KeyWrite(checked, None, demand=demand, change=changes[key])
                     by_session[session_prefix(key) or ""].append(write)
             except ShardgateError as error:
                 outcomes[key] = error
@@ -290,6 +293,10 @@ class WritePlane:
             for each, outcome in zip(writes, written, strict=True):
                 # A key that cannot exist, as below the name of a folder, counts as deleted.
                 outcomes[each.key] = None if isinstance(outcome, BadKeyError) else outcome
+        for key, change in changes.items():
+            refusal = outcomes.get(key)
+            if change is not None and isinstance(refusal, ShardgateError):
+                change["status"] = status_of(refusal)
         return [outcomes.get(key) for key, _ in deletion.keys]
 
     async def _write_below(
@@ -308,12 +315,14 @@ class WritePlane:
     async def _erase(self, request: WriteRequest) -> None:
         """Delete all keys that begin with the parameter ``prefix``."""
         prefix = request.parameter("prefix")
+        note(key=prefix)
         if not prefix.endswith("/"):
             raise BadParameterError(f"prefix must end in a slash, found {prefix!r}")
         dataset, below = await self._sessions.route(request.dataset, check_key(prefix))
         # A node of a session is deleted as a whole, all else key by key.
         nodes = await self._sessions.erase(dataset, below)
         count = nodes or await self._eraser.erase(dataset, below)
+        note(deleted=count)
         body = json.dumps({"deleted": count}).encode()
         await request.responder.send_document(b"application/json", body)
 

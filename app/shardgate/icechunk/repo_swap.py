@@ -16,6 +16,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from shardgate.auditing import note
 from shardgate.concurrency import Backoff, retry_conflicts
 from shardgate.errors import (
     BadBodyError,
@@ -407,8 +408,9 @@ class RefUpdates:
 
         def plan(file: RepoFile) -> Planned[None]:
             check_feature(file.info, Feature.DELETE_TAG)
-            if file.info.tags.get(name) is None:
+            if (snapshot_id := file.info.tags.get(name)) is None:
                 raise UnknownRefError(f"there is no tag {name!r}")
+            note(before=snapshot_id)
             return Planned(None, [RefUpdate("tag_deleted", name)])
 
         await self.swaps.update(self.opened, plan)
@@ -450,5 +452,6 @@ def check_feature(info: RepoInfo, feature: Feature) -> None:
 def _check_tip(name: str, demand: Demand | None, info: RepoInfo) -> None:
     if (current := info.branches.get(name)) is None:
         raise UnknownRefError(f"there is no branch {name!r}")
+    note(before=current)
     if demand is not None and demand((ETag(f'"{current}"'),)) is not None:
         raise PreconditionFailedError(f"the branch {name!r} is at {current}")

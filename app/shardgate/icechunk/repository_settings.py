@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
+from shardgate.auditing import note
 from shardgate.errors import (
     BadBodyError,
     ConflictError,
@@ -93,13 +94,16 @@ class Administration:
 
         def plan(file: RepoFile) -> Planned[TaggedDocument]:
             current = TaggedDocument.of(setting.describe(file.info))
+            note(before=current.etag)
             document, changes = setting.change(file.info, wanted, self.swaps.now_us())
             if changes and (reason := demand((current.etag,))) is not None:
                 raise PreconditionFailedError(reason)
             return Planned(TaggedDocument.of(document), changes)
 
         await self.swaps.store.verify_conditional_writes(self.opened.directory)
-        return await self.swaps.update(self.opened, plan)
+        replaced = await self.swaps.update(self.opened, plan)
+        note(after=replaced.etag)
+        return replaced
 
 
 def _describe_status(info: RepoInfo) -> Document:

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from http import HTTPStatus
@@ -29,7 +29,8 @@ from shardgate.settings import ServerSettings
 
 _ACCESS: Final = "shardgate.access"
 _FAILURES: Final = "shardgate.failures"
-_PAUSE_S: Final = 0.1
+PAUSE_S: Final = 0.1
+"""Pause before a write is tried again, and for which lines of requests are gathered."""
 # A name in a message must not begin a line of its own.
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 
@@ -55,26 +56,30 @@ class AccessRecord(NamedTuple):
     key: str = ""
 
 
-class AccessLog:
-    """Writes a line for each request in a thread; `QueueHandler` would cost ten times as much."""
+class LineWriter[T]:
+    """Writes a line for each record in a thread; `QueueHandler` would cost ten times as much."""
 
-    def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = 2) -> None:
-        """Write lines of *log_format*, ``text`` or ``json``."""
-        self.has_keys = has_keys
-        self._format = _format_json if log_format == "json" else _format_text
+    def __init__(
+        self, name: str, format_line: Callable[[T], bytes], descriptor: int, *, pause_s: float
+    ) -> None:
+        """Call the thread *name*; after each write, gather lines for *pause_s*."""
+        self._format = format_line
         self._descriptor = descriptor
-        self._queue = SimpleQueue[AccessRecord | None]()
+        self._pause_s = pause_s
+        self._queue = SimpleQueue[T | None]()
         self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, record: AccessRecord) -> None:
-        """Write *record* soon, or drop it if too many wait."""
-        if self._queue.qsize() < 32 * 1024:  # with a slow reader memory would grow
+    def add(self, record: T) -> bool:
+        """Write *record* soon, or drop it if too many wait; return whether it will be written."""
+        is_taken = self._queue.qsize() < 32 * 1024  # with a slow reader memory would grow
+        if is_taken:
             self._queue.put(record)
+        return is_taken
 
     def close(self) -> None:
         """Write the queued records, for up to a second."""
@@ -94,7 +99,7 @@ class AccessLog:
                 self._write(lines)
                 lines = b""
                 # Lines are gathered: to wake the thread for each would cost as much as its line.
-                self._is_closing.wait(_PAUSE_S)
+                self._is_closing.wait(self._pause_s)
         self._write(lines)
 
     def _write(self, lines: bytes) -> None:
@@ -107,8 +112,18 @@ class AccessLog:
             except BrokenPipeError:
                 return
             except OSError:  # such as a full disk, which may get room
-                if self._is_closing.wait(_PAUSE_S):
+                if self._is_closing.wait(PAUSE_S):
                     return
+
+
+class AccessLog(LineWriter[AccessRecord]):
+    """Log of all requests."""
+
+    def __init__(self, log_format: str, *, has_keys: bool, descriptor: int = 2) -> None:
+        """Write lines of *log_format*, ``text`` or ``json``."""
+        self.has_keys = has_keys
+        format_line = _format_json if log_format == "json" else _format_text
+        super().__init__("access-log", format_line, descriptor, pause_s=PAUSE_S)
 
 
 def open_access_log(settings: ServerSettings) -> AccessLog | None:
@@ -123,12 +138,12 @@ def _format_text(record: AccessRecord) -> bytes:
     time = timestamp(int(record.ended_at * 1000))
     milliseconds = "0" if record.seconds is None else f"{record.seconds * 1e3:.3f}"
     more = f" trace_id={record.trace_id}" if record.trace_id else ""
-    more += f" key={_dump(record.key).decode()}" if record.key else ""
+    more += f" key={dump_json(record.key).decode()}" if record.key else ""
     return (
         f"{time} INFO {_ACCESS} request={record.request_id.decode()}"
         f" {record.method} {record.dataset or '-'} {record.status:d} {record.outcome}"
         f" {record.nbytes} bytes {milliseconds} ms client={record.client.decode()}"
-        f" caller={_dump(record.caller).decode()}{more}\n"
+        f" caller={dump_json(record.caller).decode()}{more}\n"
     ).encode()
 
 
@@ -149,10 +164,11 @@ def _format_json(record: AccessRecord) -> bytes:
         "caller": record.caller,
     }
     optional = {"trace_id": record.trace_id, "key": record.key}
-    return _dump(line | {name: text for name, text in optional.items() if text}) + b"\n"
+    return dump_json(line | {name: text for name, text in optional.items() if text}) + b"\n"
 
 
-def _dump(value: object) -> bytes:
+def dump_json(value: object) -> bytes:
+    """Return *value* as JSON on one line."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:  # of lone surrogates, which tokens may contain

@@ -142,6 +142,8 @@ class Metrics(Collector):
         self._commits = counter("shardgate_commits", text, ["outcome"])
         text = "Sessions of Icechunk repositories that were begun, and discarded"
         self._sessions = counter("shardgate_sessions", text, ["event"])
+        text = "Lines of the audit log that could not be written"
+        self._audit_losses = counter("shardgate_audit_lost_lines", text)
         for outcome in "made", "conflict", "failed":
             self._commits.labels(outcome)
         for event in "begun", "discarded":
@@ -159,6 +161,10 @@ class Metrics(Collector):
     def on_session(self, event: str) -> None:
         """Count a session: ``begun`` or ``discarded``."""
         self._sessions.labels(event).inc()
+
+    def on_audit_loss(self, lines: int) -> None:
+        """Count lost *lines* of the audit log."""
+        self._audit_losses.inc(lines)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -60,6 +60,8 @@ class IncomingBody:
         self.headers = headers
         self.signatures: FrameSignatures | None = None
         """Signatures of its frames, if any; set once the caller is authenticated."""
+        self.received_nbytes = 0
+        """Bytes read so far, frames included, without those that are dropped."""
         self._timeout_s = timeout_s
         self._length = headers.get(b"content-length")
         self._is_chunked = b"transfer-encoding" in headers
@@ -103,6 +105,7 @@ class IncomingBody:
                 raise BadBodyError(f"the body has more than {most_nbytes} bytes")
             await held.reserve(arrived + len(piece))
             body.write(piece)
+            self.received_nbytes = body.tell()
         return body.getvalue()
 
     async def drain(self) -> None:

@@ -38,6 +38,7 @@ from shardgate.errors import (
     TokenRecordsError,
 )
 from shardgate.observability.logging import log_failure
+from shardgate.observability.metrics import note_caller
 from shardgate.server.address import Address, address_of
 from shardgate.server.problems import status_of
 from shardgate.web.rendering import PageTemplate
@@ -240,6 +241,7 @@ class LoginPages:
         response = Response(status_code=HTTPStatus.NO_CONTENT)
         try:
             if (login := await self._tokens.login_of(request)) is not None:
+                note_caller(login.caller.name)
                 await self._tokens.end(login)
         except TokenRecordsError as error:
             status = status_of(error)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from shardgate.auth.logins import VIEWER, LoginTokens
 from shardgate.auth.oidc_client import DeviceAuthorization, OidcClient, challenge_of
 from shardgate.errors import ForbiddenError, TooManyRequestsError
+from shardgate.observability.metrics import note_caller
 from shardgate.server.body import RequestBodyReader, RequestDocument
 from shardgate.server.request import Networks, client_of
 from shardgate.web.login import CODE, demand_https, issuer_hidden, without_rights
@@ -85,6 +86,7 @@ def build_command_login(
     limiter = DeviceLimiter(proxies)
 
     def issue(rights: Mapping[str, Any]) -> IssuedToken:
+        note_caller(rights["sub"])
         expires_at = datetime.now(UTC) + timedelta(seconds=tokens.lifetime_s)
         return IssuedToken(
             token=tokens.sign(VIEWER, rights, tokens.lifetime_s), expires_at=expires_at

@@ -10,6 +10,7 @@ from shardgate.auth.access import Caller
 from shardgate.auth.logins import LoginTokens, demand_own_page
 from shardgate.auth.tokens import Token, TokenMint, TokenOptions
 from shardgate.errors import UnauthenticatedError
+from shardgate.observability.metrics import note_caller
 from shardgate.server.address import address_of
 from shardgate.server.body import RequestBodyReader
 from shardgate.web.rendering import PageTemplate
@@ -48,6 +49,7 @@ def build_token_page(
         demand_own_page(request, "make and revoke tokens")
         if (login := await logins.login_of(request)) is None:
             raise UnauthenticatedError("this browser has no session; sign in first")
+        note_caller(login.caller.name)
         return login.caller
 
     @router.post("", status_code=201)

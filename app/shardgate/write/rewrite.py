@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
+from shardgate.auditing import AuditedChange
 from shardgate.concurrency import (
     Backoff,
     BatchQueue,
@@ -70,6 +71,8 @@ class ChunkChange:
     entry: Entry
     data: bytes | None
     demand: Demand | None = None
+    noted: AuditedChange | None = None
+    """Gets the version before, if the change is logged."""
     done: "asyncio.Future[ETag | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -243,6 +246,8 @@ class Rewrites:
         elif sorted_changes.idle and isinstance(shard.ref.bucket, VolatileBucket):
             await self._record(shard, old)
         for number, change in enumerate(changes):
+            if change.noted is not None:
+                change.noted["before"] = next(iter(_names(shard, old, change.entry)), None)
             resolve_change(change, shard.ref, sorted_changes, places)
             await yield_to_loop(number)
 

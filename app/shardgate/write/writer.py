@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from shardgate.auditing import AuditedChange, new_change
 from shardgate.concurrency import (
     bounded_gather,
     retry_conflicts,
@@ -84,6 +85,8 @@ class KeyWrite(NamedTuple):
     headers: ObjectHeaders = NO_HEADERS
     """Stored if the key names an object and the store keeps headers."""
     demand: Demand | None = None
+    change: AuditedChange | None = None
+    """Gets the version before, if the write is logged."""
 
 
 class PassthroughWriter:
@@ -231,14 +234,20 @@ class Writer:
 
     async def put(self, dataset: Dataset, write: KeyWrite) -> ETag | None:
         """Write one key, and return its new version, `None` if it was deleted."""
+        if (noted := new_change()) is not None:
+            write = write._replace(change=noted)
         await self._store.verify_conditional_writes(dataset.root)
         target = await self._target(dataset, write, self._reads.clock())
         _demand_version(dataset, write)
-        if not isinstance(target, Slot):
-            return await self._write(target, write)
-        change = await _encode(target, write)
-        await self._rewrites.make(target.shard, (change,))
-        return await change.done
+        if isinstance(target, Slot):
+            change = await _encode(target, write)
+            await self._rewrites.make(target.shard, (change,))
+            etag = await change.done
+        else:
+            etag = await self._write(target, write)
+        if noted is not None:
+            noted["after"] = etag
+        return etag
 
     async def check_writable(
         self, dataset: Dataset, key: VirtualKey, headers: ObjectHeaders = NO_HEADERS
@@ -324,8 +333,14 @@ class Writer:
                 raise UnsupportedError(f"{write.key}: x-amz-meta-{name} {reason}")
 
     async def _write(self, target: Document | Whole, write: KeyWrite) -> ETag | None:
-        _, body, headers, demand = write
+        _, body, headers, demand, change = write
         is_document = isinstance(target, Document)
+        if change is not None and (demand is not None or (is_document and body is not None)):
+            demand = partial(_note_version, change, demand)  # such writes find the version anyway
+        elif change is not None:
+            with suppress(ShardgateError):  # the write itself needs no such right
+                stat = await self._store.stat(target.ref)
+                change["before"] = None if stat is None else stat.etag
         if body is None:
             await self._objects.delete(target.ref, demand=demand, is_document=is_document)
             return None
@@ -334,6 +349,14 @@ class Writer:
                 target, body, coding=headers.coding, demand=demand
             )
         return await self._objects.put(target.ref, body, headers, demand=demand)
+
+
+def _note_version(
+    change: AuditedChange, demand: Demand | None, versions: Sequence[ETag]
+) -> str | None:
+    """Note the first of *versions*, that which is replaced, and apply *demand*."""
+    change["before"] = next(iter(versions), None)
+    return None if demand is None else demand(versions)
 
 
 def _demand_version(dataset: Dataset, write: KeyWrite) -> None:
@@ -354,7 +377,7 @@ async def _encode(slot: Slot, write: KeyWrite) -> ChunkChange:
     if body is not None:
         encode = partial(shard.encode, entry, body, coding=write.headers.coding)
         body = await run_in_thread(encode, is_long=len(body) > 32 * 1024)
-    return ChunkChange(write.key, entry, body, write.demand)
+    return ChunkChange(write.key, entry, body, write.demand, write.change)
 
 
 async def _outcome(write: Awaitable[ETag | None]) -> Outcome:

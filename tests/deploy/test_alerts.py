@@ -40,6 +40,7 @@ FINE: Final = {
     'process_open_fds{instance="a"}': "100x90",
     'process_max_fds{instance="a"}': "1000x90",
     'process_start_time_seconds{instance="a"}': "1x90",
+    'shardgate_audit_lost_lines_total{instance="a"}': "0x90",
 }
 TROUBLE: Final = FINE | {
     'up{job="shardgate", instance="a"}': "0x90",
@@ -54,6 +55,7 @@ TROUBLE: Final = FINE | {
     'shardgate_commits_total{outcome="conflict"}': "0+9x90",
     'process_open_fds{instance="a"}': "900x90",
     'process_start_time_seconds{instance="a"}': "1+1x90",
+    'shardgate_audit_lost_lines_total{instance="a"}': "0+1x90",
 }
 ABSENT: Final = {'up{job="another", instance="a"}': "1x90"}
 

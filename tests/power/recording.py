@@ -68,7 +68,8 @@ class _Recorder:
         if not report.passed and self._outcome != "failed":
             self._outcome = report.outcome
 
-    def pytest_unconfigure(self) -> None:
+    def pytest_sessionfinish(self) -> None:
+        # Not as late as when unconfigured: a worker is killed ten seconds after its last test.
         if self._coverage is not None:
             self._coverage.stop()
             self._coverage.save()

@@ -120,6 +120,18 @@ async def test_object_that_the_cache_dropped_has_not_changed() -> None:
     assert (len(store.calls), fetch.generation) == (2, tracker.generation)
 
 
+async def test_newer_version_in_the_cache_is_a_change() -> None:
+    """An object is replaced though the cache has its new version already, by another look-up."""
+    case = _Case()
+    tracker = FreshnessTracker(case.fetch)
+    await tracker(_READ)
+    case.store.place(REF, b"new")
+    await case.fetch.refresh(_READ)
+
+    with pytest.raises(VersionChangedError):
+        await tracker.confirm([_READ])
+
+
 async def test_attempts_pause_with_a_backoff() -> None:
     """A backoff pauses before each attempt but the first ones."""
     case, pauses = _Case(), list[float]()

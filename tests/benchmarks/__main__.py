@@ -117,7 +117,7 @@ def _parse() -> argparse.Namespace:
 def _parts(text: str) -> str:
     parts = text.replace(",", "")
     if not parts or set(parts) - set(_PARTS):
-        raise argparse.ArgumentTypeError("the parts are a to x")
+        raise argparse.ArgumentTypeError(f"the parts are a to {_PARTS[-1]}")
     return parts
 
 

@@ -19,7 +19,7 @@ from shardgate.read.metadata_cache import OVERHEAD_NBYTES, SizedLRUCache
 
 LOOK_UP_NBYTES: Final = 1_150  # the result for a chunk, which is kept beside the indexes
 METADATA_NBYTES: Final = 8_600  # of an array, and again of the way to it
-CONFIRMED_S: Final = 5.0  # metadata older than a new index by more than this are read again
+CONFIRMED_S: Final = 5.0  # metadata older than a new index by this are read again
 ROOT: Final = range(-5, 0)  # the metadata of the root, a group, and four markers that are absent
 READS: Final = ("metadata", "index", "span")
 
@@ -112,12 +112,13 @@ class Replica:
         self.chunks = SizedLRUCache[Chunk, int](chunk_bytes, lambda _, nbytes: nbytes)
         self.counts = Counter[str]()
 
-    def _find(self, kind: str, key: Hashable, nbytes: int, now: float) -> float:
-        """Return when *key* was read: now, unless it is cached and younger than the TTL."""
+    def _find(
+        self, kind: str, key: Hashable, nbytes: int, now: float, age_s: float = np.inf
+    ) -> float:
+        """Return when *key* was read: now, unless it is cached and younger than *age_s* and TTL."""
         read_at, _ = self.indexes.get(key) or (-np.inf, 0)
-        return self._read(kind, key, nbytes, now) if read_at + self._ttl_s <= now else read_at
-
-    def _read(self, kind: str, key: Hashable, nbytes: int, now: float) -> float:
+        if read_at + min(age_s, self._ttl_s) > now:
+            return read_at
         self.counts[kind] += 1
         self.indexes.put(key, (now, nbytes))
         return now
@@ -140,8 +141,8 @@ class Replica:
             named_at = self.name(array, now)
             index_at = self._find("index", shard, self._index_nbytes, now)
             if index_at == now and named_at < now - CONFIRMED_S:
-                self._read("metadata", ROOT[-1], OVERHEAD_NBYTES, now)
-                self._read("metadata", array, METADATA_NBYTES, now)
+                self._find("metadata", ROOT[-1], OVERHEAD_NBYTES, now, CONFIRMED_S)
+                self._find("metadata", array, METADATA_NBYTES, now, CONFIRMED_S)
                 self.indexes.put(("way", array), (-np.inf, METADATA_NBYTES))
             self.indexes.put(chunk, (min(index_at, named_at), LOOK_UP_NBYTES))
         if self.chunks.get(chunk) is not None:

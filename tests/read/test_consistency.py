@@ -120,6 +120,37 @@ async def test_object_that_the_cache_dropped_has_not_changed() -> None:
     assert (len(store.calls), fetch.generation) == (2, tracker.generation)
 
 
+async def test_newer_version_in_the_cache_is_a_change() -> None:
+    """An object is replaced though the cache has its new version already, by another look-up."""
+    case = _Case()
+    tracker = FreshnessTracker(case.fetch)
+    await tracker(_READ)
+    case.store.place(REF, b"new")
+    await case.fetch.refresh(_READ)
+
+    with pytest.raises(VersionChangedError):
+        await tracker.confirm([_READ])
+
+
+@pytest.mark.parametrize(
+    ("data", "age_s", "outdated"), [(b"old", 5, []), (b"old", 5.5, [_READ]), (b"new", 5, [_READ])]
+)
+async def test_read_that_another_look_up_repeated_is_as_new(
+    data: bytes, age_s: float, outdated: list[Read[Opaque]]
+) -> None:
+    """An old read is not outdated if it was repeated at most 5 s before the newest, unchanged."""
+    case = _Case()
+    tracker = FreshnessTracker(case.fetch)
+    await tracker(_READ)
+    case.clock.now += 10
+    case.store.place(REF, data)
+    await case.fetch.refresh(_READ)
+    case.clock.now += age_s
+    await tracker(_READ._replace(kind="shard-index"))
+
+    assert tracker.outdated == outdated
+
+
 async def test_attempts_pause_with_a_backoff() -> None:
     """A backoff pauses before each attempt but the first ones."""
     case, pauses = _Case(), list[float]()

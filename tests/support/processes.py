@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-_START_S: Final = 60.0
+_START_S: Final = 180.0
 _STOP_S: Final = 20.0
 
 

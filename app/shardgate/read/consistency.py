@@ -103,13 +103,20 @@ class FreshnessTracker:
 
     @property
     def outdated(self) -> list[Read[Any]]:
-        """Reads of present objects that are much older than another read of just now."""
+        """Reads of present objects that are much older than another read of just now.
+
+        Not those that another look-up has repeated since, and found unchanged.
+        """
         newest = max([use.requested_at for use in self.uses.values()], default=-inf)
         if newest < self.began_at - TRUSTED_S:
             return []
         oldest = newest - _MAX_AGE_DIFFERENCE_S
         return [
-            r for r, use in self.uses.items() if use.known is not None and use.requested_at < oldest
+            read
+            for read, use in self.uses.items()
+            if use.known is not None
+            and use.requested_at < oldest
+            and not self._reads.has_seen(read, use, oldest)
         ]
 
     @property

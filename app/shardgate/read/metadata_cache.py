@@ -236,6 +236,13 @@ class ReadCache:
             return True
         return known is None or _version(known.known) != _version(after.known)
 
+    def has_seen(self, read: Read[Any], known: CachedRead, since: float) -> bool:
+        """Return whether *read* found the version of *known* at *since* or later."""
+        entry = self._fresh(read, read.ref)
+        if entry is None or entry.requested_at < since:
+            return False
+        return _version(entry.known) == _version(known.known)
+
     def holds(self, read: Read[Any], entry: CachedRead) -> bool:
         """Return whether *entry* is still the cached result of *read*, and not outdated."""
         return self.cache.get(read) is entry and not self._is_forgotten(entry, read.ref)

@@ -23,6 +23,7 @@ from shardgate.errors import (
     UnknownUploadError,
 )
 from shardgate.formats.documents import parse_json
+from shardgate.formats.reading import check_format
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteReservation
@@ -188,16 +189,19 @@ class Uploads:
         return body
 
     async def _put_record(self, ref: ObjectRef, record: dict[str, Any]) -> None:
-        await self._store.put(ref, [json.dumps(record).encode()], expected=None)
+        document = json.dumps({"format": 1, **record})
+        await self._store.put(ref, [document.encode()], expected=None)
 
     async def _record(self, ref: ObjectRef) -> dict[str, Any] | None:
         found = await self._store.get(ref)
         if not isinstance(found, Found):
             return None
         try:
-            return dict(parse_json(found.data))
+            record = dict(parse_json(found.data))
+            check_format(record)
         except (ValueError, TypeError) as error:
-            raise DamagedError(ref, "is no record of an upload") from error
+            raise DamagedError(ref, f"is no record of an upload: {error}") from error
+        return record
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
         prefix = upload.object("")

@@ -123,7 +123,7 @@ def decode_entry(data: bytes) -> JournalEntry:
             return Native(chunk_id, ByteRange(start, stop))
     if kind == _FRAGMENTED and (fragments := _decode_fragments(rest[OBJECT_ID_NBYTES:])):
         return Fragmented(rest[:OBJECT_ID_NBYTES], fragments)
-    raise DecodeError("not an entry of a session's journal")
+    raise DecodeError(f"{kind!r} begins no entry of a journal that this version of Shardgate reads")
 
 
 def _decode_fragments(data: bytes) -> tuple[Fragment, ...]:

@@ -27,8 +27,11 @@ from shardgate.errors import (
     TokenRecordsError,
     UnauthenticatedError,
 )
+from shardgate.formats.documents import Json, etag_of_rewritten
 from shardgate.formats.icechunk.manifest import InlineChunk, Native
+from shardgate.formats.neuroglancer_precomputed.metadata import Info, parse_info
 from shardgate.formats.reading import DecodeError
+from shardgate.formats.zarr.metadata import Node, parse_node
 from shardgate.icechunk.sessions.document import (
     ChangedNode,
     Sealed,
@@ -36,7 +39,7 @@ from shardgate.icechunk.sessions.document import (
     decode_session,
 )
 from shardgate.icechunk.sessions.entries import Fragment, Fragmented, JournalEntry, decode_entry
-from shardgate.model import ByteRange, ObjectRef, VirtualKey
+from shardgate.model import ByteRange, ETag, ObjectRef, VirtualKey
 from shardgate.settings import IssuerSettings, LoginSettings, Settings, TokenSettings
 from shardgate.signing_in import KeptToken, TokenFile
 from shardgate.storage.contract import UPLOADS
@@ -302,3 +305,42 @@ async def test_record_with_a_later_name_is_kept() -> None:
     await records(store).refresh()
 
     assert await store.get(name) is not None
+
+
+SHARDING: Final = (
+    '[{"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 3], "codecs": '
+    '[{"name": "bytes"}], "index_codecs": [{"name": "bytes", "configuration": '
+    '{"endian": "little"}}, {"name": "crc32c"}]}}]'
+)
+ARRAY: Final = (
+    '{"zarr_format": 3, "node_type": "array", "shape": [8, 6], "data_type": "uint8", '
+    '"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": %s}}, '
+    '"chunk_key_encoding": {"name": "default"}, "fill_value": 0, "codecs": %s}'
+)
+VOLUME: Final = (
+    '{"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint8", '
+    '"num_channels": 1, "scales": [{"key": "1", "size": [64, 64, 64], "chunk_sizes": '
+    '[[32, 32, 32]], "resolution": [1, 1, 1], "encoding": "raw"%s}]}'
+)
+SPEC: Final = (
+    ', "sharding": {"@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 1, '
+    '"hash": "identity", "minishard_bits": 1, "shard_bits": 1}'
+)
+
+
+@pytest.mark.parametrize(
+    ("parse", "stored", "served"),
+    [
+        (parse_node, ARRAY % ("[4, 6]", SHARDING), ARRAY % ("[2, 3]", '[{"name": "bytes"}]')),
+        (parse_info, VOLUME % SPEC, VOLUME % ""),
+    ],
+)
+def test_rewritten_metadata_have_the_form_that_their_etag_says(
+    parse: Callable[[Json, bytes], Node | Info | None], stored: str, served: str
+) -> None:
+    """Metadata are rewritten as in the version before, whose ETags these have, byte by byte."""
+    found = parse(json.loads(stored), stored.encode())
+
+    assert etag_of_rewritten(ETag('"abc"')) == '"abc-u1"'
+    assert found is not None
+    assert found.served == served.encode()

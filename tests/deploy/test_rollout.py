@@ -259,13 +259,12 @@ def environ_of(lab: Lab, seaweedfs: SeaweedFS, name: str) -> dict[str, str]:
 def demand_tokens(replica: Replica, clients: Clients) -> None:
     """Assert that *replica* takes all tokens that are valid, and soon none that were revoked."""
 
-    def status(token: dict[str, Any]) -> int:
-        url = f"{replica.url}{token['paths']['private']}array/zarr.json"
-        return httpx.get(url, timeout=60).status_code
+    def statuses(tokens: list[dict[str, Any]]) -> set[int]:
+        urls = [f"{replica.url}{each['paths']['private']}array/zarr.json" for each in tokens]
+        return {httpx.get(url, timeout=60).status_code for url in urls}
 
-    assert {status(each) for each in clients.tokens} == {200}
-    for each in clients.revoked:
-        wait_until(lambda token=each: status(token) == 401)
+    assert statuses(clients.tokens) == {200}
+    wait_until(lambda: statuses(clients.revoked) == {401})
 
 
 async def change(replicas: list[Replica], clients: Clients, version: str, code: Path) -> None:

@@ -82,7 +82,7 @@ class TokenSigner:
                 options=options,
             )
             check_format(decoded["header"])
-        except (jwt.PyJWTError, RecursionError, DecodeError):  # the second of deeply nested claims
+        except (jwt.PyJWTError, DecodeError, RecursionError):  # the last of deeply nested claims
             return None
         claims: Mapping[str, Any] = decoded["payload"]
         return claims

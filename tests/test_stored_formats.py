@@ -245,13 +245,13 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_what_the_version_before_stored_is_read(kind: Kind) -> None:
+async def test_bytes_of_the_version_before_are_read(kind: Kind) -> None:
     """Bytes that the version before has stored or signed have the same meaning here."""
     assert await kind.read(kind.before) == kind.value
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_what_a_later_version_stored_is_refused(kind: Kind) -> None:
+async def test_bytes_of_a_later_version_are_refused(kind: Kind) -> None:
     """Bytes of a later version raise an error that names their format, or are as if ended."""
     if kind.error is None:
         assert await kind.read(kind.later) is None

@@ -126,7 +126,7 @@ class Clients:
     async def read(self, number: int) -> None:
         """Read a chunk, plainly or by a token."""
         row, column = random.Random(number).choices(range(16), k=2)
-        token = self.tokens[-1 - number % 2]["token"]
+        token = self.tokens[-1 - number // 2 % 2]["token"]
         lead = f"/~{token}/private" if number % 2 else "/data"
         answer = await self.send("GET", f"{lead}/array/c/{row}/{column}")
         chunk = self.expected[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]

@@ -10,9 +10,12 @@ from typing import Final
 import httpx
 import pytest
 
+from shardgate.server.asgi import AsgiApp
+from shardgate.settings import Settings
 from tests.support.commands import running
 from tests.support.files import write_files
 from tests.support.processes import environ, wait_until
+from tests.support.serving import serving
 
 LATE: Final = """
 import os, sys, time
@@ -34,6 +37,24 @@ def answering_process(url: str) -> int:
     found = re.search('worker="([0-9]+)"', httpx.get(f"{url}/metrics").text)
     assert found is not None
     return int(found[1])
+
+
+def test_stopping_process_sends_balancers_elsewhere() -> None:
+    """A process that is about to stop answers 503 to `/healthz`, and other requests as before."""
+    apps: list[AsgiApp] = []
+
+    def keep(app: AsgiApp) -> AsgiApp:
+        apps.append(app)
+        return app
+
+    with serving(Settings(), around=keep) as url:
+        before = httpx.get(f"{url}/healthz").status_code
+        apps[0].metrics.is_stopping = True
+        after = httpx.get(f"{url}/healthz")
+
+        assert httpx.get(f"{url}/api/datasets").is_success
+    assert (before, after.status_code) == (200, 503)
+    assert after.headers["retry-after"] == "1"
 
 
 @pytest.mark.soak

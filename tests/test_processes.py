@@ -1,15 +1,21 @@
 """`shardgate.processes`: several processes that serve on one port."""
 
+import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
+import uvicorn
 
+from shardgate import processes
+from shardgate.main import create_app
+from shardgate.settings import Settings
 from tests.support.commands import running
 from tests.support.files import write_files
 from tests.support.processes import environ, wait_until
@@ -34,6 +40,32 @@ def answering_process(url: str) -> int:
     found = re.search('worker="([0-9]+)"', httpx.get(f"{url}/metrics").text)
     assert found is not None
     return int(found[1])
+
+
+async def test_stopping_process_sends_balancers_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After SIGTERM a process answers 503 to `/healthz`, and other requests as before."""
+    monkeypatch.setattr(processes, "_LEAVING_S", 3600.0)
+    started = asyncio.Event()
+    config = processes.configure(create_app(Settings()), Settings().server)
+    server = processes._Server(config, started.set)  # noqa: SLF001 - its command ends in a second
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running_server = asyncio.create_task(server.serve([listener]))
+        await started.wait()
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            before = await client.get("/healthz")
+            server.handle_exit(signal.SIGTERM, None)
+            while (after := await client.get("/healthz")).is_success:
+                pass
+            other = await client.get("/api/datasets")
+        running_server.cancel()
+        await uvicorn.Server.shutdown(server, [listener])
+    assert (before.status_code, after.status_code) == (200, 503)
+    assert after.headers["retry-after"] == "1"
+    assert other.is_success
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
 """Listening: one uvicorn process, or several that share a socket."""
 
+import asyncio
 import ctypes
 import errno
 import functools
@@ -30,6 +31,8 @@ from shardgate.settings import ServerSettings, Settings
 
 STOP_S: Final = 20
 """Longest wait for responses in progress after SIGTERM."""
+_LEAVING_S: Final = 1.0
+"""Time in which balancers that ask before they send a request learn that the process stops."""
 _NOT_STARTED: Final = "the service did not start; the log says why"
 _MOST_FILES: Final = 65_536
 _log: Final = logging.getLogger(__name__)
@@ -97,6 +100,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self._announce = announce
+        self._is_ended_by_system = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -106,7 +110,15 @@ class _Server(uvicorn.Server):
         """Stop; a second signal ends the process at once."""
         if self.should_exit:
             os._exit(1)
+        self._is_ended_by_system = sig == signal.SIGTERM
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop. After SIGTERM, while clients are connected, first answer 503 to ``/healthz``."""
+        if self._is_ended_by_system and self.server_state.connections:
+            self.config.loaded_app.metrics.is_stopping = True
+            await asyncio.sleep(_LEAVING_S)
+        await super().shutdown(sockets)
 
 
 class _Supervisor(Multiprocess):

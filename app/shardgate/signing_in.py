@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from shardgate.auth.oidc import checked_environment
 from shardgate.auth.oidc_client import DeviceAuthorization, challenge_of
 from shardgate.errors import ConfigurationError, ForbiddenError
+from shardgate.formats.reading import DecodeError, check_format
 from shardgate.settings import issuer_url
 
 # Statuses after which the token may be asked for once more.
@@ -59,7 +60,7 @@ class TokenFile:
 
     def get(self, url: str) -> KeptToken | None:
         """Return a valid token for *url*."""
-        with suppress(LookupError, TypeError, ValueError):
+        with suppress(LookupError, TypeError, ValueError, ConfigurationError):
             token = KeptToken(**self._read()[url.rstrip("/")])
             return token if token.is_valid else None
         return None
@@ -81,10 +82,16 @@ class TokenFile:
             raise ConfigurationError(f"{self._path}: {error.strerror}") from error
 
     def _read(self) -> dict[str, Any]:
+        found = None
         with suppress(OSError, ValueError, RecursionError):
             found = json.loads(self._path.read_text("utf-8"))
-            return found if isinstance(found, dict) else {}
-        return {}
+        if not isinstance(found, dict):
+            return {}
+        try:  # a file that this version would damage
+            check_format(found)
+        except DecodeError as error:
+            raise ConfigurationError(f"{self._path}: {error}") from None
+        return found
 
 
 def sign_in(

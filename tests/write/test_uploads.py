@@ -251,12 +251,36 @@ async def test_uploads_are_swept_once_an_hour(
     assert await memory.get(ROOT.join(UPLOADS + stale)) is None
 
 
-async def test_damaged_record_of_an_upload_is_damage(one: Process, memory: MemoryStore) -> None:
-    """A part of an upload whose record is no JSON raises DamagedError with the record's name."""
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        bytes(20),
+        b"[]",
+        b"{}",
+        b'{"key": "notes/new", "content_type": ""}',
+        b'{"key": "notes/new", "coding": 1, "content_type": ""}',
+        b'{"key": "notes/new", "coding": "", "content_type": "", "metadata": [["a"]]}',
+    ],
+)
+async def test_damaged_record_of_an_upload_is_damage(
+    one: Process, memory: MemoryStore, damaged: bytes
+) -> None:
+    """A part of an upload whose record is another document raises DamagedError with its name."""
     upload_id = await one.create("notes/new")
     record = ROOT.join(f"{UPLOADS}{upload_id}.upload")
     assert isinstance(await memory.get(record), Found)
-    memory.place(record, bytes(20))
+    memory.place(record, damaged)
 
     with pytest.raises(DamagedError, match=r"\.upload: is no record of an upload"):
         await one.put("notes/new", upload_id, 1, b"part")
+
+
+async def test_damaged_record_of_a_completion_is_damage(one: Process, memory: MemoryStore) -> None:
+    """A repeated completion whose record lacks members raises DamagedError with its name."""
+    upload_id = await one.create("notes/new")
+    part = await one.put("notes/new", upload_id, 1, b"part")
+    await one.complete("notes/new", upload_id, part)
+    memory.place(ROOT.join(f"{UPLOADS}{upload_id}.done"), b"{}")
+
+    with pytest.raises(DamagedError, match=r"\.done: is no record of an upload: key is wrong"):
+        await one.complete("notes/new", upload_id, part)

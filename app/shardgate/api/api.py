@@ -21,7 +21,7 @@ from starlette.routing import Match
 from shardgate.api.openapi import DEFAULT, AsciiJson
 from shardgate.auth.access import Datasets, ServedDataset, may_write
 from shardgate.concurrency import bounded_gather
-from shardgate.errors import ShardgateError, StorageError, TooManyRequestsError
+from shardgate.errors import BusyError, ShardgateError, StorageError, TooManyRequestsError
 from shardgate.formats.surveying import Description
 from shardgate.observability.logging import log_failure
 from shardgate.observability.metrics import MEDIA_TYPE, Metrics
@@ -160,7 +160,9 @@ def _add_datasets(
 def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: Metrics) -> None:
     @app.get("/healthz", tags=["Service"])
     async def is_alive() -> dict[str, str]:
-        """Answer while the process runs."""
+        """Answer while the process runs; 503 from a second before it takes no more connections."""
+        if metrics.requests.is_stopping:
+            raise BusyError("the process is stopping")
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["Service"], responses={503: {"model": Readiness}})

@@ -1,22 +1,24 @@
 """Records of tokens: who made which, and which have ended before their time.
 
 They are small objects of a store that all replicas share, or of the memory of this process. No
-record holds a token, or its signature.
+record holds a token, or its signature. The versions of the service before and after this one read
+the names of records in ``ended/``: a later form of them would be written beside this one.
 """
 
 import asyncio
 import hashlib
+import json
 import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
 from typing import Final
 
-from pydantic import AwareDatetime, BaseModel, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field
 
 from shardgate.auditing import note
 from shardgate.concurrency import SingleFlight, bounded_gather
@@ -26,6 +28,8 @@ from shardgate.errors import (
     TooManyRequestsError,
     UnknownTokenError,
 )
+from shardgate.formats.documents import parse_json
+from shardgate.formats.reading import DecodeError, check_format
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found, ObjectStore
 
@@ -93,7 +97,7 @@ class TokenRecords:
         """
         folder = self._made_by(owner)
         name = _name(record.expires_at.timestamp(), record.token_id)
-        document = record.model_dump_json().encode()
+        document = json.dumps({"format": 1, **record.model_dump(mode="json")}).encode()
         with _reported():
             if len(await self._unexpired(folder, removes=True)) >= _MOST:
                 raise TooManyRequestsError(f"{owner} has {_MOST} tokens that have not expired")
@@ -106,10 +110,16 @@ class TokenRecords:
 
         async def read(token_id: str) -> TokenRecord | None:
             found = await self._store.get(folder.join(_name(made[token_id], token_id)))
-            with suppress(ValidationError):  # of an object that somebody else has put there
-                if isinstance(found, Found):
-                    return TokenRecord.model_validate_json(found.data)
-            return None
+            if not isinstance(found, Found):
+                return None
+            try:
+                document = parse_json(found.data)
+                check_format(document)
+                return TokenRecord.model_validate(document)
+            except DecodeError as error:
+                raise TokenRecordsError(f"the record of the token {token_id}: {error}") from error
+            except ValueError:  # an object that somebody else has put there
+                return None
 
         with _reported():
             made = await self._unexpired(folder)
@@ -181,9 +191,9 @@ class TokenRecords:
         now = self._now()
         async for each in self._store.list(folder.prefix):
             digits, _, token_id = each.ref.key.rpartition("/")[2].partition("-")
-            is_time = re.fullmatch("[0-9]{12}", digits)
-            expires_at_s = int(digits) if is_time else 0
-            if expires_at_s > now:
+            if not re.fullmatch("[0-9]{12}", digits):
+                continue  # of somebody else, or of a later version of the service
+            if (expires_at_s := int(digits)) > now:
                 unexpired[token_id] = expires_at_s
             elif removes and len(expired) < _MOST_REMOVED:
                 expired.append(each.ref)

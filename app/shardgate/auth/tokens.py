@@ -15,6 +15,7 @@ from shardgate.auditing import note
 from shardgate.auth.access import Caller, Datasets, Identity
 from shardgate.auth.token_records import TokenRecord, TokenRecords
 from shardgate.errors import BadBodyError, UnauthenticatedError
+from shardgate.formats.reading import DecodeError, check_format
 from shardgate.server.body import RequestDocument
 from shardgate.settings import PUBLIC, TokenSettings
 
@@ -31,7 +32,8 @@ class TokenSigner:
     """Signs tokens that only this service verifies; each kind of them has a key of its own.
 
     The claims stay readable. ``sub`` names the caller; a token with ``jti`` ends with its record,
-    and one with ``sid`` with its login.
+    and one with ``sid`` with its login. The header may name the ``format`` of the claims; it is
+    left out for 1, since paths are short.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class TokenSigner:
     def _decode(self, token: str, key: bytes) -> Mapping[str, Any] | None:
         options: Any = {"require": ["exp"], "verify_exp": False}  # by our clock, see `verify`
         try:
-            return jwt.decode(
+            decoded = jwt.decode_complete(
                 token,
                 key,
                 algorithms=[_ALGORITHM],
@@ -79,8 +81,11 @@ class TokenSigner:
                 audience=self._audience,
                 options=options,
             )
-        except (jwt.PyJWTError, RecursionError):  # of deeply nested claims
+            check_format(decoded["header"])
+        except (jwt.PyJWTError, DecodeError, RecursionError):  # the last of deeply nested claims
             return None
+        claims: Mapping[str, Any] = decoded["payload"]
+        return claims
 
     async def identify_reader(
         self, kind: str, token: str, names_in: Callable[[Mapping[str, Any]], Iterable[str]]
@@ -91,10 +96,14 @@ class TokenSigner:
         Raises: `UnauthenticatedError`, `TokenRecordsError`.
         """
         try:
-            if jwt.get_unverified_header(token).get("typ") != _type(kind):
+            header = jwt.get_unverified_header(token)
+            if header.get("typ") != _type(kind):
                 return None
+            check_format(header)
         except (jwt.PyJWTError, RecursionError):
             return None
+        except DecodeError as error:
+            raise UnauthenticatedError(f"the token is of {error}") from None
         if (claims := await self.verify(kind, token)) is None:
             raise UnauthenticatedError(
                 "the token has expired, was revoked, or was not signed by this service"

@@ -11,6 +11,17 @@ class DecodeError(ValueError):
     """Bytes that were read cannot be decoded; the message says why."""
 
 
+def check_format(stored: object) -> None:
+    """Check the member ``format`` of a document that this service stores: 1, or none.
+
+    Raises: `DecodeError` for that of a later version.
+    """
+    found = stored.get("format", 1) if isinstance(stored, dict) else 1
+    if found != 1:
+        reason = "written by a later version of Shardgate; this one reads format 1"
+        raise DecodeError(f"format {found!r:.20}, {reason}")
+
+
 class StepsError(DecodeError):
     """Decoding takes more steps than the object may take."""
 

@@ -217,6 +217,7 @@ class RequestMetrics(Collector):
         registry.register(self)
         self.in_flight = 0
         self.connections = 0
+        self.is_stopping = False
 
     def count(
         self, dataset: str, method: str, outcome: Outcome, nbytes: int, seconds: float | None = None

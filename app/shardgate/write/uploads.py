@@ -11,7 +11,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from pydantic import BaseModel, ValidationError
 
 from shardgate.concurrency import bounded_gather, run_in_thread
 from shardgate.errors import (
@@ -23,6 +25,7 @@ from shardgate.errors import (
     UnknownUploadError,
 )
 from shardgate.formats.documents import parse_json
+from shardgate.formats.reading import check_format
 from shardgate.model import ETag, ObjectRef, VirtualKey
 from shardgate.read.bodies import Demand
 from shardgate.read.budget import ByteReservation
@@ -57,6 +60,23 @@ class Upload(NamedTuple):
 
     def part(self, part: PartName) -> ObjectRef:
         return self.object(f"{part.number:05}.{part.md5}")
+
+
+class _Begun(BaseModel):
+    """Record of an upload that was begun: its key, and the headers of that."""
+
+    key: str
+    coding: str
+    content_type: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+class _Done(BaseModel):
+    """Record of a completed upload, with a digest of its parts."""
+
+    key: str
+    parts: str
+    etag: str | None
 
 
 class Completion(NamedTuple):
@@ -102,7 +122,7 @@ class Uploads:
         await self._sweep(dataset.root)
         upload_id = f"{int(self._clock()):08x}{secrets.token_hex(12)}"
         ref = Upload(dataset, key, upload_id).object("upload")
-        await self._put_record(ref, {"key": key, **headers._asdict()})
+        await self._put_record(ref, _Begun(key=key, **headers._asdict()))
         return upload_id
 
     async def put_part(self, upload: Upload, number: int, body: bytes) -> ETag:
@@ -126,19 +146,18 @@ class Uploads:
             begun = await self._begun(upload)
             body = await self._join(upload, completion.parts, held)
             await run_in_thread(completion.check, body, is_long=len(body) > _IN_THREAD_NBYTES)
-            metadata = tuple((name, value) for name, value in begun.get("metadata", ()))
-            headers = ObjectHeaders(begun["coding"], begun["content_type"], metadata)
+            headers = ObjectHeaders(begun.coding, begun.content_type, begun.metadata)
             dataset, key = await self._route(upload.dataset, upload.key)
             write = KeyWrite(key, body, headers, completion.demand)
             etag = await self._writer.put(dataset, write)
         # The response to an earlier completion may have been lost.
         except (UnknownUploadError, BadPartError, PreconditionFailedError):
-            done = await self._record(upload.object("done"))
-            if done is None or (done["key"], done["parts"]) != (upload.key, completion.digest):
+            done = await self._record(upload.object("done"), _Done)
+            if done is None or (done.key, done.parts) != (upload.key, completion.digest):
                 raise
-            return None if done["etag"] is None else ETag(done["etag"])
+            return None if done.etag is None else ETag(done.etag)
         with suppress(StorageError):  # the key is written, whatever objects are left behind
-            done = {"key": upload.key, "parts": completion.digest, "etag": etag}
+            done = _Done(key=upload.key, parts=completion.digest, etag=etag)
             await self._put_record(upload.object("done"), done)
             await self._clear(upload)
         return etag
@@ -154,9 +173,9 @@ class Uploads:
         if not _ID.fullmatch(upload.upload_id):
             raise UnknownUploadError(f"{upload.key} has no upload {upload.upload_id[:80]!r}")
 
-    async def _begun(self, upload: Upload) -> dict[str, Any]:
-        begun = await self._record(upload.object("upload"))
-        if begun is None or begun["key"] != upload.key:
+    async def _begun(self, upload: Upload) -> _Begun:
+        begun = await self._record(upload.object("upload"), _Begun)
+        if begun is None or begun.key != upload.key:
             raise UnknownUploadError(f"{upload.key} has no upload {upload.upload_id}, or no longer")
         return begun
 
@@ -187,17 +206,23 @@ class Uploads:
         await held.reserve(len(body))
         return body
 
-    async def _put_record(self, ref: ObjectRef, record: dict[str, Any]) -> None:
-        await self._store.put(ref, [json.dumps(record).encode()], expected=None)
+    async def _put_record(self, ref: ObjectRef, record: BaseModel) -> None:
+        document = json.dumps({"format": 1, **record.model_dump()})
+        await self._store.put(ref, [document.encode()], expected=None)
 
-    async def _record(self, ref: ObjectRef) -> dict[str, Any] | None:
+    async def _record[R: BaseModel](self, ref: ObjectRef, kind: type[R]) -> R | None:
         found = await self._store.get(ref)
         if not isinstance(found, Found):
             return None
         try:
-            return dict(parse_json(found.data))
-        except (ValueError, TypeError) as error:
-            raise DamagedError(ref, "is no record of an upload") from error
+            document = parse_json(found.data)
+            check_format(document)
+            return kind.model_validate(document)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"])) or "the document"
+            raise DamagedError(ref, f"is no record of an upload: {place} is wrong") from None
+        except ValueError as error:
+            raise DamagedError(ref, f"is no record of an upload: {error}") from None
 
     async def _sizes(self, upload: Upload) -> dict[PartName, int]:
         prefix = upload.object("")

@@ -5,13 +5,14 @@ chunk. All of it is stored by this service only; Icechunk has no such files.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Final, Literal, NamedTuple
 
 import zstandard
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from shardgate.errors import BadBodyError, BusyError, ConflictError, DamagedError
 from shardgate.formats.compression import decompress_zstd
@@ -21,7 +22,7 @@ from shardgate.formats.icechunk.changes import ChangeSet, ChunkChanges, NodeDocu
 from shardgate.formats.icechunk.ids import NODE_ID_NBYTES
 from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.snapshot import Chunks, StoredNode, StoredSnapshot
-from shardgate.formats.reading import DecodeError
+from shardgate.formats.reading import DecodeError, check_format
 from shardgate.formats.zarr.codecs import has_sharding
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.metadata import chunk_keys
@@ -96,6 +97,7 @@ class SessionDocument:
     nodes: Mapping[str, ChangedNode | None] = field(default_factory=dict)
     """By path without a leading slash; `None` for deleted nodes, each of them listed."""
     format: Literal[1] = 1
+    """Another one is needed for other members, kinds of journal entries, or ids of commits."""
 
     @property
     def nbytes(self) -> int:
@@ -136,13 +138,18 @@ def encode_session(session: SessionDocument, limit_nbytes: int | None = None) ->
 
 def decode_session(data: bytes, limit_nbytes: int) -> SessionDocument:
     """Decode a session of at most *limit_nbytes* decompressed. Raises: `DecodeError`."""
+    text = decompress_zstd(data, limit_nbytes)
+    if not _fits(text, limit_nbytes):
+        raise DecodeError(f"not a session: too many values in {len(text)} bytes")
     try:
-        text = decompress_zstd(data, limit_nbytes)
-        if not _fits(text, limit_nbytes):
-            raise DecodeError(f"too many values in {len(text)} bytes")
         return _STORED.validate_json(text)
-    except ValueError as error:
-        raise DecodeError(f"not a session: {error!r:.80}") from None
+    except ValidationError as error:
+        invalid = DecodeError(f"not a session: {error!r:.80}")
+    document = None
+    with suppress(ValueError):
+        document = parse_json(text)
+    check_format(document)
+    raise invalid
 
 
 def _fits(text: bytes, limit_nbytes: int) -> bool:

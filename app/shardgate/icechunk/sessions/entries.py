@@ -123,7 +123,8 @@ def decode_entry(data: bytes) -> JournalEntry:
             return Native(chunk_id, ByteRange(start, stop))
     if kind == _FRAGMENTED and (fragments := _decode_fragments(rest[OBJECT_ID_NBYTES:])):
         return Fragmented(rest[:OBJECT_ID_NBYTES], fragments)
-    raise DecodeError("not an entry of a session's journal")
+    reason = "damaged, or of a kind that this version of Shardgate does not know"
+    raise DecodeError(f"an entry of a journal that begins with {kind!r} is {reason}")
 
 
 def _decode_fragments(data: bytes) -> tuple[Fragment, ...]:

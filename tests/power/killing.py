@@ -89,7 +89,7 @@ class Killing:
         tests = self._measured.runs(site)
         if not tests:
             return Result(mutant, "uncovered", [], is_whole=True)
-        chosen = self._choose(tests)
+        chosen = self._choose(tests, mutant)
         by: list[str] = []
         slot = self._slots.get()
         try:
@@ -104,14 +104,19 @@ class Killing:
     def _seconds(self, tests: Iterable[str]) -> float:
         return sum(self._measured.tests[test].wall_s for test in tests)
 
-    def _choose(self, tests: Iterable[str]) -> list[str]:
-        """Take the quickest tests of each file by turns, up to the limit."""
+    def _choose(self, tests: Iterable[str], mutant: Mutant) -> list[str]:
+        """Take the tests of the mutant's module, then the quickest tests of each file by turns, up
+        to the limit.
+        """
+        package, _, module = mutant.path.removeprefix("shardgate/").rpartition("/")
+        own = f"{Path('tests', package)}/test_{module}"
         turns: Counter[str] = Counter()
-        order: list[tuple[int, float, str]] = []
+        order: list[tuple[bool, int, float, str]] = []
         for test in sorted(tests, key=lambda test: self._measured.tests[test].wall_s):
-            order.append((turns[_file(test)], self._measured.tests[test].wall_s, test))
-            turns[_file(test)] += 1
-        quickest = [test for _, _, test in sorted(order)]
+            file = _file(test)
+            order.append((file != own, turns[file], self._measured.tests[test].wall_s, test))
+            turns[file] += 1
+        quickest = [test for *_, test in sorted(order)]
         sums = accumulate(self._measured.tests[test].wall_s for test in quickest)
         count = sum(total <= self._limit_s for total in sums)
         return quickest[: max(1, count)]

@@ -159,9 +159,10 @@ class Replica:
         """Start a replica."""
         fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
-        committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
+        swaps = RepoSwaps(store, fetch, clock=clock)
+        committer = Committer(swaps, ByteBudget(_LIMIT, wait_s=1))
         budget = ByteBudget(_LIMIT, wait_s=1)
-        sessions = Sessions(store, fetch, WeakValueDictionary(), [], budget, clock=clock)
+        sessions = Sessions(swaps, WeakValueDictionary(), [], budget)
         return cls(await open_repository(root, ""), sessions, committer)
 
     async def begin(self) -> str:

@@ -28,6 +28,7 @@ from shardgate.storage.memory import MemoryStore
 from tests.support.clocks import Clock
 from tests.support.icechunk.sessions.replicas import (
     ROOT,
+    Counting,
     Late,
     Replica,
     document,
@@ -176,6 +177,40 @@ async def test_begin_does_not_wait_for_a_sweep(files: Mapping[str, bytes]) -> No
     await slow.begin()
     await settle()
     assert not [each async for each in memory.list(entries)]
+
+
+async def test_sessions_that_begin_in_one_minute_share_a_sweep(files: Mapping[str, bytes]) -> None:
+    """Expired sessions are looked for once a minute, however many sessions begin."""
+    store = Counting(stored(files, clock := Clock(time.time())))
+    replica = await Replica.of(store, clock)
+    for _ in range(4):
+        await replica.begin()
+        await settle()
+        clock.now += 25
+
+    assert store.calls["list", "sessions"] == 2
+
+
+async def test_cycle_of_a_session_takes_few_calls(files: Mapping[str, bytes]) -> None:
+    """A session, the write of a chunk and the commit read ``repo`` twice, and list once."""
+    store = Counting(stored(files))
+    replica = await Replica.of(store)
+    await committed(replica)
+    await settle()
+    store.calls.clear()
+
+    await committed(replica)
+    assert store.calls == {
+        ("get", "repo"): 2,
+        ("put", "repo"): 1,
+        # Before and after the write of the chunk, and when the commit has read all entries.
+        ("get", "sessions"): 3,
+        # The document, the entry, and the document sealed and committed.
+        ("put", "sessions"): 4,
+        ("list", "sessions"): 1,
+        **{("put", folder): 1 for folder in ("manifests", "snapshots", "transactions")},
+        ("put", "overwritten"): 1,
+    }
 
 
 async def test_files_of_a_committed_session_stay_ten_minutes_after_its_commit(

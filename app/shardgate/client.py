@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import httpx
 
@@ -25,9 +25,6 @@ try:
     from zarr.storage import ObjectStore
 except ImportError as error:
     raise ImportError(f"open_session needs {install_command('client')}") from error
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig
 
 # The service, or a proxy before it, is busy: a later request may succeed.
 _RETRIED: Final = (
@@ -202,10 +199,6 @@ class _SessionStore(ObjectStore[S3Store]):
 def _open_store(
     service: str, dataset: str, prefix: str, headers: dict[str, str]
 ) -> ObjectStore[Any]:
-    options: ClientConfig = {"allow_http": True, "default_headers": headers, "timeout": "10m"}
-    if service.startswith("http:"):
-        # Reading the trusted authorities takes 10 ms, and without TLS there is nothing to check.
-        options["allow_invalid_certificates"] = True
     return _SessionStore(
         S3Store(
             dataset,
@@ -214,7 +207,7 @@ def _open_store(
             region="us-east-1",
             skip_signature=True,
             virtual_hosted_style_request=False,
-            client_options=options,
+            client_options={"allow_http": True, "default_headers": headers, "timeout": "10m"},
         )
     )
 

@@ -159,6 +159,22 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     assert [name for name in names if kept in name]
 
 
+async def test_commit_near_a_known_end_sees_that_it_was_postponed(
+    files: Mapping[str, bytes],
+) -> None:
+    """A session that another replica has renewed does not expire while its commit waits."""
+    memory = stored(files, clock := Clock(time.time()))
+    replica, other = await Replica.of(memory, clock), await Replica.of(memory, clock)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x09")
+    clock.now += 23.5 * 3600
+    await other.write(session_id, "a/c/0", b"\x09\x09")
+
+    session = (await replica.enter(session_id, is_edited=True)).session
+    clock.now += 3600
+    session.require_live(session.documents.known)
+
+
 async def test_begin_does_not_wait_for_a_sweep(files: Mapping[str, bytes]) -> None:
     """Beginning a session does not wait for a slow sweep; another one continues it after a stop."""
     memory = stored(files, clock := Clock(time.time()))

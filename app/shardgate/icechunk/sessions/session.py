@@ -131,11 +131,13 @@ class OpenedSession:
 
     @property
     def is_known_open(self) -> bool:
-        """True if the session was open when its document was last read, and has time left."""
+        """True if the session was open when its document was last read, and its end is far, or as
+        late as it may be: no other replica can have postponed an end that comes during a commit.
+        """
         known = self.documents.known
         if known is None or known.expires_at_s <= self.clock():
             return False
-        return isinstance(known.state, Open)
+        return isinstance(known.state, Open) and self.renewed(known) is known
 
     async def read(self) -> SessionDocument:
         """Read the current document."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import ConflictError, ShardgateError
+from shardgate.errors import ConflictError, ShardgateError, UnknownSessionError
 from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.icechunk.sessions.document import (
@@ -157,6 +157,35 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     names = [each.ref.key async for each in memory.list(ROOT)]
     assert not [name for name in names if left in name]
     assert [name for name in names if kept in name]
+
+
+async def test_begin_sees_the_last_commit_of_any_replica(files: Mapping[str, bytes]) -> None:
+    """A session begins at the newest commit, also where an older one was just made."""
+    memory = stored(files)
+    replicas = [await Replica.of(memory), await Replica.of(memory)]
+    for replica, other in (replicas, replicas[::-1], replicas):
+        await committed(replica)
+        made = await other.commit(await committed(other))
+        _, begun = await replica.sessions.create(replica.opened, "main")
+        assert begun.parent_id == made.snapshot_id
+
+
+async def test_commit_of_a_session_that_another_replica_ended_finds_its_end(
+    files: Mapping[str, bytes],
+) -> None:
+    """A replica that last read the session as open returns the commit of another, or refuses."""
+    memory = stored(files)
+    replica, other = await Replica.of(memory), await Replica.of(memory)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x09")
+    made = await other.commit(session_id, "key")
+    assert await replica.commit(session_id, "key") == made
+
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x08")
+    await other.sessions.discard((await other.enter(session_id)).session)
+    with pytest.raises(UnknownSessionError):
+        await replica.commit(session_id)
 
 
 async def test_commit_near_a_known_end_sees_that_it_was_postponed(

@@ -82,6 +82,17 @@ def test_committed_session_is_read_by_the_library(service: str, place: Place) ->
     assert values(place) == [3, 3, 4, 4, 0, 0, 0, 0]
 
 
+def test_opened_array_takes_one_request(service: str, place: Place) -> None:
+    """The store of a session has no documents of Zarr version 2, and requests none."""
+    with (
+        Proxy(service).running() as proxy,
+        open_session(f"{proxy.url}/all", path=place.folder.name) as session,
+    ):
+        proxy.heal()
+        zarr.open_array(session.store, path="a")
+        assert len(proxy.seen) == 1
+
+
 def test_conflicting_commit_raises_and_leaves_the_session_open(service: str, place: Place) -> None:
     """A commit of chunks that others wrote raises with these chunks; ``ours`` then commits."""
     with (

@@ -20,6 +20,8 @@ from shardgate.errors import CommitConflictError, install_command
 
 try:
     from obstore.store import S3Store
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
     from zarr.storage import ObjectStore
 except ImportError as error:
     raise ImportError(f"open_session needs {install_command('client')}") from error
@@ -37,6 +39,7 @@ _LONGEST_PAUSE_S: Final = 5.0
 # A commit of many shards writes each of them.
 _TIMEOUT: Final = httpx.Timeout(30, read=600)
 _URL: Final = re.compile(r"https?://[^/?#]+(/[^?#]*)?/[^/?#]+/?")
+_DOCUMENTS_OF_ZARR_2: Final = {".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -178,10 +181,25 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+class _SessionStore(ObjectStore[S3Store]):
+    """The store of a session, which has documents of version 3 only."""
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        # zarr-python looks for both versions at once, each time that it opens an array or group.
+        if key.rpartition("/")[2] in _DOCUMENTS_OF_ZARR_2:
+            return None
+        return await super().get(key, prototype, byte_range)
+
+
 def _open_store(
     service: str, dataset: str, prefix: str, headers: dict[str, str]
 ) -> ObjectStore[Any]:
-    return ObjectStore(
+    return _SessionStore(
         S3Store(
             dataset,
             prefix=prefix,

@@ -76,6 +76,7 @@ class Shared(NamedTuple):
     stores: Stores
     datasets: Mapping[str, ServedDataset]
     reads: ReadCache
+    swaps: RepoSwaps
     resolver: Resolver
     bodies: ByteBudget
     """For request bodies in flight."""
@@ -108,7 +109,7 @@ def create_app(
     on_rewrite = shared.metrics.stores.on_rewrite
     rewrites = Rewrites(shared.stores, shared.reads, shared.rewriting, on_rewrite)
     budget = shared.decoding.share(shared.decoding.max_bytes // 4)
-    committer = Committer(RepoSwaps(shared.stores, shared.reads), budget, shared.metrics.on_commit)
+    committer = Committer(shared.swaps, budget, shared.metrics.on_commit)
     datasets = Datasets(shared.datasets, settings.server.metrics)
     bodies = RequestBodyReader(shared.bodies)
     access = _build_access(shared, datasets, bodies)
@@ -254,13 +255,10 @@ def _build_shared(
         decoded_bytes=limits.decoded_bytes,
     )
     share_nbytes = decoding.max_bytes // 4
+    swaps = RepoSwaps(stores, reads)
+    joining = decoding.share(share_nbytes)
     sessions = Sessions(
-        stores,
-        reads,
-        stores.volatile,
-        session_formats(limits),
-        joining=decoding.share(share_nbytes),
-        on_event=metrics.on_session,
+        swaps, stores.volatile, session_formats(limits), joining, metrics.on_session
     )
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("decoding", decoding)
@@ -270,6 +268,7 @@ def _build_shared(
         stores,
         datasets,
         reads,
+        swaps,
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,

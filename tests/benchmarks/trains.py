@@ -162,6 +162,9 @@ def _by_sessions(seaweedfs: SeaweedFS) -> Commits:
 
 
 def _commit_by_sessions(url: str, first: int, each: int, start: Barrier) -> None:
+    # The first session of a process imports, and the library's has one before as well.
+    with open_session(f"{url}/data") as session:
+        zarr.open_array(session.store, path=ARRAY)
     start.wait()
     for chunk in range(first, first + each):
         with open_session(f"{url}/data") as session:

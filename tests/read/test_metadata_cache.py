@@ -82,6 +82,18 @@ async def test_expired_result_is_revalidated() -> None:
     assert case.decoded == 1
 
 
+async def test_written_state_is_for_stale_reads_only() -> None:
+    """What was just written spares a stale read; any other reads it whole, with its time."""
+    case = _Case()
+    etag = case.store.place(REF, b"new")
+    case.fetch.forget(REF)
+    case.fetch.put_written(case.read, written := Versioned(Opaque(b"new"), etag, 3))
+
+    assert await case.fetch(case.read, allow_stale=True) is written
+    assert await case.fetch(case.read) is not written
+    assert [call.if_none_match for call in case.store.calls] == [None]
+
+
 async def test_ttl_begins_with_the_request() -> None:
     """A result's `ttl_s` begins with the request, not with the answer."""
     case = _Case()

@@ -177,6 +177,14 @@ async def test_listing_of_two_pages_is_complete() -> None:
     assert names == ["a", "b"]
 
 
+async def test_listing_in_the_order_of_folders_is_sorted() -> None:
+    """A listing of one page takes one request, also from a server with another order."""
+    names = ("a/x/y", "a/x-z", "a-b")
+    page = "".join(f"<Contents><Key>{name}</Key><Size>1</Size></Contents>" for name in names)
+
+    assert await _list(f"<IsTruncated>false</IsTruncated>{page}", "no second one") == sorted(names)
+
+
 @pytest.mark.parametrize("following", ["", NEXT])
 async def test_truncated_listing_without_a_next_page_raises(following: str) -> None:
     """A truncated listing that names no next page, or the same one again, is not taken for all."""

@@ -102,6 +102,11 @@ def build_sessions(
     async def open_session(opened: Opened, session_id: str) -> OpenedSession:
         return (await sessions.open(opened.repository, session_id, opened.fetch)).session
 
+    async def open_edited(opened: Opened, session_id: str) -> OpenedSession:
+        repository = opened.repository
+        store = await sessions.open(repository, session_id, opened.fetch, is_edited=True)
+        return store.session
+
     type SessionDep = Annotated[OpenedSession, Depends(open_session)]
 
     @router.post("", status_code=201, openapi_extra=reads(SessionOptions))
@@ -126,7 +131,7 @@ def build_sessions(
         """End a session without a commit, and delete its changes."""
         await sessions.discard(session)
 
-    _add_session_commit(router, Depends(open_repository), Depends(open_session), committer, bodies)
+    _add_session_commit(router, Depends(open_repository), Depends(open_edited), committer, bodies)
     return router
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from math import inf
 from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -232,7 +231,7 @@ class RepoSwaps:
         # Readers ask the store for the time of the new file; the next change decodes nothing.
         read = RepoRefs(opened.directory, limit).read
         version = Versioned(Marked(prepared.info), swapped, len(prepared.data))
-        self.reads.put(read, version, requested_at=-inf)
+        self.reads.put_written(read, version)
         return prepared
 
     def _prepare[T](
@@ -260,11 +259,14 @@ class RepoSwaps:
         began_s = self.clock()
         # A conflict is the same copy, written by another caller with this file.
         await self.store.put(backup, [file.found.data], expected=ABSENT)
-        await self._compare_clocks(backup, began_s)
+        await self.compare_clocks(backup, began_s)
         file.has_backup = True
 
-    async def _compare_clocks(self, written: ObjectRef, began_s: float) -> None:
-        """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here."""
+    async def compare_clocks(self, written: ObjectRef, began_s: float) -> None:
+        """Call `demand_clock`, unless the clocks agreed some minutes ago and none was set here.
+
+        Raises: `ClockSkewError`, `StorageError`.
+        """
         steady_s = self.reads.clock()
         offset_s = self.clock() - steady_s
         last = self._clock_checks.get(written.bucket)

@@ -288,6 +288,10 @@ class ReadCache:
         self.cache.put(key, entry)
         return entry
 
+    def put_written(self, read: Read[Any], written: Versioned[Any]) -> None:
+        """Cache *written*, whose time in the store is not known, for `decoded` and stale reads."""
+        self.cache.put(read, self.put(read, written)._replace(expires_at=-inf))
+
     def forget(self, ref: ObjectRef, known_at: float = inf) -> None:
         """Outdate everything cached of *ref*, unless another reader did so since *known_at*."""
         if not isinstance(ref.bucket, VolatileBucket) and self.forgotten_at(ref) < known_at:
@@ -371,7 +375,8 @@ class ReadCache:
     async def _perform[T: Weighable](self, read: Read[T]) -> CachedRead:
         requested_at = self.clock()
         last = self._last(read)
-        known = None if last is None else last.known
+        # Without its time, an unchanged one has to be read again too.
+        known = None if last is None or last.expires_at == -inf else last.known
         found = await perform(self._store, read, _version(known), self.cache.decoding)
         if read.is_marker:
             self._check_marker(read.ref, found, requested_at)

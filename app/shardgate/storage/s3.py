@@ -130,9 +130,12 @@ class _S3Listing:
 
     async def walk(self, prefix: ObjectRef, after: str) -> AsyncGenerator[Listed]:
         """Yield the objects behind *after*, folder by folder if the server has another order."""
-        if self.in_order.get(self.bucket, True):  # the first page shows it
-            async for page in self._pages(prefix, "", after):
-                if not self.in_order[self.bucket]:
+        # The first page shows whether it is in order; one that is the whole listing can be sorted.
+        if self.in_order.get(self.bucket, True) or not after:
+            async for page, is_whole in self._pages(prefix, "", after):
+                if is_whole and not after:
+                    page.sort(key=lambda each: each.ref.key)
+                elif not self.in_order[self.bucket]:
                     break
                 for each in page:
                     yield each
@@ -152,7 +155,7 @@ class _S3Listing:
     async def folder(self, prefix: ObjectRef, after: str) -> AsyncGenerator[Listed]:
         waiting: list[tuple[str, Listed]] = []
         start = after if self.in_order.get(self.bucket, False) else _begin(prefix.key, after)
-        async for page in self._pages(prefix, "/", start):
+        async for page, _ in self._pages(prefix, "/", start):
             for each in page:
                 if each.ref.key > after or (each.size is None and after.startswith(each.ref.key)):
                     heapq.heappush(waiting, (each.ref.key, each))
@@ -165,7 +168,8 @@ class _S3Listing:
 
     async def _pages(
         self, prefix: ObjectRef, delimiter: str, after: str
-    ) -> AsyncGenerator[list[Listed]]:
+    ) -> AsyncGenerator[tuple[list[Listed], bool]]:
+        """Yield pages of a listing, and whether each is all of it."""
         params = {"Prefix": prefix.key, "Delimiter": delimiter, "StartAfter": after}
         is_last = False
         while not is_last:
@@ -178,8 +182,8 @@ class _S3Listing:
                 Listed(_ref(prefix, each, "Prefix"), None)
                 for each in page.get("CommonPrefixes", ())
             ]
-            yield listed
             is_last = not page["IsTruncated"]
+            yield listed, is_last and "ContinuationToken" not in params
             token = str(page.get("NextContinuationToken", ""))
             if not is_last and token in ("", params.get("ContinuationToken")):
                 raise StorageUnavailableError(prefix, "the listing has no next page")

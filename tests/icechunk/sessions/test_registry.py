@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardgate.errors import ConflictError, ShardgateError
+from shardgate.errors import ConflictError, ShardgateError, UnknownSessionError
 from shardgate.formats.icechunk.manifest import InlineChunk
 from shardgate.formats.icechunk.snapshot import StoredSnapshot
 from shardgate.icechunk.sessions.document import (
@@ -28,6 +28,7 @@ from shardgate.storage.memory import MemoryStore
 from tests.support.clocks import Clock
 from tests.support.icechunk.sessions.replicas import (
     ROOT,
+    Counting,
     Late,
     Replica,
     document,
@@ -158,6 +159,51 @@ async def test_a_session_expires(files: Mapping[str, bytes]) -> None:
     assert [name for name in names if kept in name]
 
 
+async def test_begin_sees_the_last_commit_of_any_replica(files: Mapping[str, bytes]) -> None:
+    """A session begins at the newest commit, also where an older one was just made."""
+    memory = stored(files)
+    replicas = [await Replica.of(memory), await Replica.of(memory)]
+    for replica, other in (replicas, replicas[::-1], replicas):
+        await committed(replica)
+        made = await other.commit(await committed(other))
+        _, begun = await replica.sessions.create(replica.opened, "main")
+        assert begun.parent_id == made.snapshot_id
+
+
+async def test_commit_of_a_session_that_another_replica_ended_finds_its_end(
+    files: Mapping[str, bytes],
+) -> None:
+    """A replica that last read the session as open returns the commit of another, or refuses."""
+    memory = stored(files)
+    replica, other = await Replica.of(memory), await Replica.of(memory)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x09")
+    made = await other.commit(session_id, "key")
+    assert await replica.commit(session_id, "key") == made
+
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x08")
+    await other.sessions.discard((await other.enter(session_id)).session)
+    with pytest.raises(UnknownSessionError):
+        await replica.commit(session_id)
+
+
+async def test_commit_near_a_known_end_sees_that_it_was_postponed(
+    files: Mapping[str, bytes],
+) -> None:
+    """A session that another replica has renewed does not expire while its commit waits."""
+    memory = stored(files, clock := Clock(time.time()))
+    replica, other = await Replica.of(memory, clock), await Replica.of(memory, clock)
+    session_id = await replica.begin()
+    await replica.write(session_id, "a/c/1", b"\x09\x09")
+    clock.now += 23.5 * 3600
+    await other.write(session_id, "a/c/0", b"\x09\x09")
+
+    session = (await replica.enter(session_id, is_edited=True)).session
+    clock.now += 3600
+    session.require_live(session.documents.known)
+
+
 async def test_begin_does_not_wait_for_a_sweep(files: Mapping[str, bytes]) -> None:
     """Beginning a session does not wait for a slow sweep; another one continues it after a stop."""
     memory = stored(files, clock := Clock(time.time()))
@@ -176,6 +222,40 @@ async def test_begin_does_not_wait_for_a_sweep(files: Mapping[str, bytes]) -> No
     await slow.begin()
     await settle()
     assert not [each async for each in memory.list(entries)]
+
+
+async def test_sessions_that_begin_in_one_minute_share_a_sweep(files: Mapping[str, bytes]) -> None:
+    """Expired sessions are looked for once a minute, however many sessions begin."""
+    store = Counting(stored(files, clock := Clock(time.time())))
+    replica = await Replica.of(store, clock)
+    for _ in range(4):
+        await replica.begin()
+        await settle()
+        clock.now += 25
+
+    assert store.calls["list", "sessions"] == 2
+
+
+async def test_cycle_of_a_session_takes_few_calls(files: Mapping[str, bytes]) -> None:
+    """A session, the write of a chunk and the commit read ``repo`` twice, and list once."""
+    store = Counting(stored(files))
+    replica = await Replica.of(store)
+    await committed(replica)
+    await settle()
+    store.calls.clear()
+
+    await committed(replica)
+    assert store.calls == {
+        ("get", "repo"): 2,
+        ("put", "repo"): 1,
+        # Before and after the write of the chunk, and when the commit has read all entries.
+        ("get", "sessions"): 3,
+        # The document, the entry, and the document sealed and committed.
+        ("put", "sessions"): 4,
+        ("list", "sessions"): 1,
+        **{("put", folder): 1 for folder in ("manifests", "snapshots", "transactions")},
+        ("put", "overwritten"): 1,
+    }
 
 
 async def test_files_of_a_committed_session_stay_ten_minutes_after_its_commit(

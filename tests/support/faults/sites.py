@@ -165,7 +165,7 @@ class RepositorySite:
 class Commit:
     """A commit by one request, with a message and an idempotency key of its own."""
 
-    steps = 8
+    steps = 7
     """Least number of requests: reads, manifest, snapshot, log, backup, swap."""
     kind = "commit"
 
@@ -260,7 +260,7 @@ class Detached(Commit):
 class Setting(Commit):
     """A change of the metadata of the repository."""
 
-    steps = 4
+    steps = 3
     """Least number of requests: reads, backup, swap."""
     kind = "setting"
 

@@ -8,7 +8,9 @@ concurrent writes of one chunk. New inner chunks are in ``{session id}/fragments
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -43,9 +45,10 @@ from shardgate.icechunk.sessions.entries import (
 )
 from shardgate.model import ETag, ObjectRef
 from shardgate.read.metadata_cache import SizedLRUCache
-from shardgate.storage.contract import Conflict, Expected, Found, NotModified, ObjectStore
+from shardgate.storage.contract import Conflict, Expected, Found, Listed, NotModified, ObjectStore
 
 _SESSIONS: Final = "sessions/"
+_FRAGMENTS: Final = "fragments/"
 _DOCUMENT_NAME: Final = re.compile(r"([0-9A-Z]{20})\.session")
 _BACKOFF: Final = Backoff(first_s=0.04, longest_s=0.4)
 type DocumentEdit = Callable[[SessionDocument | None], SessionDocument | None]
@@ -68,7 +71,7 @@ class SessionLocation(NamedTuple):
 
     def fragments(self, file_id: bytes) -> ObjectRef:
         """Return the name of a file of new inner chunks."""
-        return self.directory.join(f"{_SESSIONS}{self.session_id}/fragments/{encode_id(file_id)}")
+        return self.directory.join(f"{_SESSIONS}{self.session_id}/{_FRAGMENTS}{encode_id(file_id)}")
 
 
 async def list_sessions(
@@ -176,6 +179,9 @@ class ListedEntry(NamedTuple):
     """Time of its write in seconds since 1970, if the store says it."""
 
 
+type Entries = dict[tuple[int, ...], ListedEntry]
+"""Entries of one array, by coords."""
+
 type EntryCache = SizedLRUCache[ObjectRef, StoredEntry]
 
 
@@ -226,21 +232,25 @@ class SessionJournal:
         """Delete an entry, so that the chunk is that of the parent."""
         await self._store.delete(self.ref(address), expected=None)
 
-    async def arrays(self) -> set[bytes]:
+    async def all_entries(self) -> dict[bytes, Entries]:
+        """List the entries of all arrays, by node id."""
         folder = self._location.entries()
-        listed = self._store.list(folder, delimiter="/")
-        names = [each.ref.key.removeprefix(folder.key).rstrip("/") async for each in listed]
-        node_ids = (decode_id(name, NODE_ID_NBYTES) for name in names)
-        return {node_id for node_id in node_ids if node_id is not None}
+        found = defaultdict[bytes, Entries](dict)
+        async with aclosing(self._store.list(folder)) as listed:
+            async for each in listed:
+                name = each.ref.key.removeprefix(folder.key)
+                if name.startswith(_FRAGMENTS):  # which follow all node ids
+                    break
+                node_id = decode_id(name.partition("/")[0], NODE_ID_NBYTES)
+                if node_id is not None:
+                    _enter(each, found[node_id])
+        return found
 
-    async def entries(self, node_id: bytes) -> dict[tuple[int, ...], ListedEntry]:
-        """List the entries of an array, by their coords."""
-        found = {}
+    async def entries(self, node_id: bytes) -> Entries:
+        """List the entries of an array."""
+        found: Entries = {}
         async for each in self._store.list(self._location.entries(node_id)):
-            coords = parse_coords(each.ref.key.rpartition("/")[2])
-            if coords is not None and each.size is not None:
-                is_deletion = each.size == GONE_NBYTES
-                found[coords] = ListedEntry(is_deletion, each.etag, each.modified_s)
+            _enter(each, found)
         return found
 
     async def clear(self) -> None:
@@ -248,6 +258,13 @@ class SessionJournal:
         listed = self._store.list(self._location.entries())
         refs = [each.ref async for each in listed if not each.ref.key.endswith("/")]
         await bounded_gather(partial(self._store.delete, expected=None), refs, limit=16)
+
+
+def _enter(listed: Listed, entries: Entries) -> None:
+    coords = parse_coords(listed.ref.key.rpartition("/")[2])
+    if coords is not None and listed.size is not None:
+        is_deletion = listed.size == GONE_NBYTES
+        entries[coords] = ListedEntry(is_deletion, listed.etag, listed.modified_s)
 
 
 def entry_nbytes(ref: ObjectRef, stored: StoredEntry) -> int:

@@ -4,7 +4,6 @@ A session is a dataset of plain Zarr, whose root is a volatile bucket of its own
 ``@session.ID/a/c/0/0`` are routed to it once, and then read and written like all others.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from shardgate.formats.icechunk.repository_files import RepoRefs, Repository
 from shardgate.formats.reading import Fetch
 from shardgate.icechunk.chunk_files import new_object_id, put_new
 from shardgate.icechunk.commit import config_of
-from shardgate.icechunk.repo_swap import demand_clock
+from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.repository import OpenedRepository
 from shardgate.icechunk.sessions.document import (
     Committed,
@@ -52,7 +51,7 @@ from shardgate.icechunk.sessions.store import SessionStore
 from shardgate.model import SHARDED, ObjectRef, VirtualKey, VolatileBucket
 from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Container, Containers, Dataset, Prefetch, split_sharded
-from shardgate.read.metadata_cache import ReadCache, SizedLRUCache
+from shardgate.read.metadata_cache import SizedLRUCache
 from shardgate.storage.contract import ObjectStore
 
 _SWEEP_S: Final = 600.0
@@ -60,6 +59,8 @@ _SWEEP_S: Final = 600.0
 
 Requests of any replica that began before a commit may read files of the session for so long.
 """
+# A sweep lists every session of a day: many clients that begin one each second share it.
+_SWEEPS_APART_S: Final = 60.0
 _MAX_STORES_NBYTES: Final = 64 * 1024**2
 
 
@@ -90,19 +91,18 @@ class Sessions:
     ``discarded``.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each made by the composition root
+    def __init__(
         self,
-        store: ObjectStore,
-        reads: ReadCache,
+        swaps: RepoSwaps,
         stores: WeakValueDictionary[str, ObjectStore],
         formats: Sequence[Format],
         joining: ByteBudget,
-        *,
-        clock: Callable[[], float] = time.time,
         on_event: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._store = store
-        self._reads = reads
+        self._swaps = swaps
+        self._store = swaps.store
+        self._reads = swaps.reads
+        self._clock = swaps.clock
         self._stores = stores
         """Includes evicted stores that requests still use."""
         self._named = WeakValueDictionary[str, SessionStore]()
@@ -111,12 +111,13 @@ class Sessions:
         self._formats = formats
         self._joining = joining
         self._on_event = on_event
-        self._clock = clock
         self._entries: EntryCache = SizedLRUCache(32 * 1024**2, entry_nbytes)
         self._sweep_at = cachetools.LRUCache[SessionLocation, float](maxsize=10_000)
         """When a session has to be checked for expiry again."""
         self._sweeps = SingleFlight[ObjectRef]()
         """By the directory of the repository."""
+        self._swept_at = cachetools.LRUCache[ObjectRef, float](maxsize=10_000)
+        """When the last sweep that ended began."""
 
     async def create(self, opened: OpenedRepository, branch: str) -> tuple[str, SessionDocument]:
         """Create a session at the tip of *branch*, and return its id and document."""
@@ -136,17 +137,22 @@ class Sessions:
         name = SessionLocation(opened.directory, session_id).document
         await put_new(self._store, name, encode_session(document))
         try:
-            await demand_clock(self._store, name, now_s)
+            await self._swaps.compare_clocks(name, now_s)
         except ClockSkewError:
             await self._store.delete(name, expected=None)
             raise
-        if opened.directory not in self._sweeps:
+        is_swept = abs(now_s - self._swept_at.get(opened.directory, 0.0)) < _SWEEPS_APART_S
+        if opened.directory not in self._sweeps and not is_swept:
             self._sweeps.start(opened.directory, partial(self._sweep, opened))
         self._on_event("begun")
         return session_id, document
 
-    async def open(self, repository: Repository, session_id: str, fetch: Fetch) -> SessionStore:
+    async def open(
+        self, repository: Repository, session_id: str, fetch: Fetch, *, is_edited: bool = False
+    ) -> SessionStore:
         """Open a session and read its document; its parent may no longer exist.
+
+        With *is_edited* the caller replaces the document next, which confirms a known one.
 
         Raises: `UnknownSessionError`, `OfflineError`.
         """
@@ -166,14 +172,15 @@ class Sessions:
                 self._clock,
             )
             store = SessionStore(session, root)
-        return await self._enter(store)
+        return await self._enter(store, is_edited=is_edited)
 
-    async def _enter(self, store: SessionStore) -> SessionStore:
+    async def _enter(self, store: SessionStore, *, is_edited: bool = False) -> SessionStore:
         self.keep(store)
         session = store.session
         if isinstance(refs := session.repository.refs, RepoRefs):
             await refs.info(session.fetch)  # raises if it is offline
-        await session.read()
+        if not (is_edited and session.is_known_open):
+            await session.read()
         return store
 
     def _find(self, root: ObjectRef) -> SessionStore | None:
@@ -236,6 +243,7 @@ class Sessions:
 
     async def _sweep(self, opened: OpenedRepository) -> None:
         """Remove what is left of sessions that have ended; the begin of another one continues."""
+        began_at = self._clock()
         listed = [each async for each in list_sessions(self._store, opened.directory)]
         # The session that just began has the time of now by the store's clock.
         now_s = max((modified_s for _, modified_s in listed if modified_s), default=0.0)
@@ -249,6 +257,7 @@ class Sessions:
                 documents = self._documents(opened.repository, session_id)
                 again_s = max(again_s, await self._tidy(location, documents))
             self._sweep_at[location] = again_s
+        self._swept_at[opened.directory] = began_at
 
     def _documents(self, repository: Repository, session_id: str) -> SessionDocumentStore:
         name = SessionLocation(repository.directory, session_id).document

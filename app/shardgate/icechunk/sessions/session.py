@@ -129,6 +129,16 @@ class OpenedSession:
         """Estimate the bytes of memory held."""
         return self.documents.nbytes + (0 if self._view is None else self._view.parent.nbytes)
 
+    @property
+    def is_known_open(self) -> bool:
+        """True if the session was open when its document was last read, and its end is far, or as
+        late as it may be: no other replica can have postponed an end that comes during a commit.
+        """
+        known = self.documents.known
+        if known is None or known.expires_at_s <= self.clock():
+            return False
+        return isinstance(known.state, Open) and self.renewed(known) is known
+
     async def read(self) -> SessionDocument:
         """Read the current document."""
         return self.require_live(await self.documents.read())

@@ -50,7 +50,7 @@ from shardgate.icechunk.sessions.document import (
     may_have_shards,
 )
 from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
-from shardgate.icechunk.sessions.journal import ListedEntry
+from shardgate.icechunk.sessions.journal import Entries
 from shardgate.icechunk.sessions.session import OpenedSession
 
 _YOUNG_S: Final = 3600.0
@@ -161,15 +161,19 @@ async def gather_chunks(session: OpenedSession, view: SessionView) -> dict[bytes
     are gone.
     """
     found: dict[bytes, ChunkChanges] = {}
-    for node in view.among(await session.journal.arrays()):
+    entries = await session.journal.all_entries()
+    for node in view.among(entries):
         if node.chunks is not None:
-            changes = await _gather_array(session, node, node.chunks)
+            listed = entries[node.node_id]
+            changes = await _gather_array(session, node, node.chunks, listed)
             if len(changes.payloads):
                 found[node.node_id] = changes
     return found
 
 
-async def _gather_array(session: OpenedSession, node: ViewedNode, chunks: Chunks) -> ChunkChanges:
+async def _gather_array(
+    session: OpenedSession, node: ViewedNode, chunks: Chunks, listed: Entries
+) -> ChunkChanges:
     journal = session.journal
     payloads: dict[tuple[int, ...], Native | InlineChunk | None] = {}
     fragmented: dict[tuple[int, ...], Fragmented] = {}
@@ -186,7 +190,6 @@ async def _gather_array(session: OpenedSession, node: ViewedNode, chunks: Chunks
     async def join(coords: tuple[int, ...]) -> None:
         payloads[coords] = await session.join(fragmented[coords])
 
-    listed = await journal.entries(node.node_id)
     inside = [coords for coords in listed if chunks.has(coords)]
     await bounded_gather(read, inside, limit=32)
     await _check_files(session, node, payloads, listed)
@@ -198,7 +201,7 @@ async def _check_files(
     session: OpenedSession,
     node: ViewedNode,
     payloads: Mapping[tuple[int, ...], JournalEntry],
-    listed: Mapping[tuple[int, ...], ListedEntry],
+    listed: Entries,
 ) -> None:
     """Check that chunk files exist that garbage collection may have removed: those of entries older
     than `_YOUNG_S`, or of unknown age.

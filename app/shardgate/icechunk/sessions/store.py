@@ -37,7 +37,7 @@ from shardgate.icechunk.sessions.document import (
     version_of,
 )
 from shardgate.icechunk.sessions.entries import Fragmented, JournalEntry
-from shardgate.icechunk.sessions.journal import ListedEntry
+from shardgate.icechunk.sessions.journal import Entries, ListedEntry
 from shardgate.icechunk.sessions.session import (
     OpenedSession,
     SessionChunk,
@@ -74,8 +74,6 @@ from shardgate.storage.contract import (
     plan_spans,
     stream_of,
 )
-
-type _Journaled = dict[tuple[int, ...], ListedEntry]
 
 
 @dataclass(eq=False)
@@ -352,10 +350,10 @@ class _SessionListing:
                 if listed is not None:
                     yield listed
 
-    async def _chunks(self, node: ViewedNode, chunks: Chunks) -> tuple[Coords, _Journaled]:
+    async def _chunks(self, node: ViewedNode, chunks: Chunks) -> tuple[Coords, Entries]:
         """Return the coords of an array's chunks, ``(count, ndim)`` in C order, and its journal."""
         session = self.session
-        journaled: _Journaled = {}
+        journaled: Entries = {}
         if is_journaled(self.view.session):
             journaled = await session.journal.entries(node.node_id)
         stored = []
@@ -385,7 +383,7 @@ class _SessionListing:
         return None
 
 
-def _overlay(grid: tuple[int, ...], stored: list[Coords], journaled: _Journaled) -> Coords:
+def _overlay(grid: tuple[int, ...], stored: list[Coords], journaled: Entries) -> Coords:
     """Merge the coords in the journal with those *stored* in the parent, ``(count, ndim)``."""
     ndim = len(grid)
     fitting = [coords for coords in journaled if len(coords) == ndim]

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,7 @@ from shardgate.read.budget import ByteBudget
 from shardgate.read.containers import Containers
 from shardgate.read.listing import Root
 from shardgate.read.metadata_cache import MetadataCache, ReadCache
-from shardgate.storage.contract import Conflict
+from shardgate.storage.contract import Conflict, Listed
 from shardgate.storage.memory import MemoryStore
 from tests.support.files import read_files
 from tests.support.read.stores import CallOn, Tapped
@@ -82,6 +82,12 @@ class Counting(Tapped):
         """Count the call."""
         self.calls[name, ref.key.partition("/")[0]] += 1
         return await call()
+
+    async def list(self, prefix: ObjectRef, **options: Any) -> AsyncGenerator[Listed]:
+        """Count the listing."""
+        self.calls["list", prefix.key.partition("/")[0]] += 1
+        async for each in self._store.list(prefix, **options):
+            yield each
 
 
 class Dying(Tapped):
@@ -159,18 +165,21 @@ class Replica:
         """Start a replica."""
         fetch = ReadCache(store, MetadataCache(cached_nbytes), ttl_s=60)
         root = Root(directory, store, Containers([Icechunk(_LIMIT, _LIMIT)]), fetch)
-        committer = Committer(RepoSwaps(store, fetch, clock=clock), ByteBudget(_LIMIT, wait_s=1))
+        swaps = RepoSwaps(store, fetch, clock=clock)
+        committer = Committer(swaps, ByteBudget(_LIMIT, wait_s=1))
         budget = ByteBudget(_LIMIT, wait_s=1)
-        sessions = Sessions(store, fetch, WeakValueDictionary(), [], budget, clock=clock)
+        sessions = Sessions(swaps, WeakValueDictionary(), [], budget)
         return cls(await open_repository(root, ""), sessions, committer)
 
     async def begin(self) -> str:
         """Begin a session."""
         return (await self.sessions.create(self.opened, "main"))[0]
 
-    async def enter(self, session_id: str) -> SessionStore:
-        """Open a session as each request does."""
-        return await self.sessions.open(self.opened.repository, session_id, self.opened.fetch)
+    async def enter(self, session_id: str, *, is_edited: bool = False) -> SessionStore:
+        """Open a session as each request does, and a commit with *is_edited*."""
+        repository = self.opened.repository
+        fetch = self.opened.fetch
+        return await self.sessions.open(repository, session_id, fetch, is_edited=is_edited)
 
     async def write(self, session_id: str, key: str, data: bytes | None) -> ETag | Conflict | bool:
         """Write a key of a session, or delete it if there is no *data*."""
@@ -198,7 +207,7 @@ class Replica:
         metadata: Mapping[str, Any] | None = None,
     ) -> CommitResult:
         """Commit a session, by an idempotency key."""
-        store = await self.enter(session_id)
+        store = await self.enter(session_id, is_edited=True)
 
         async def commit(
             document: SessionDocument, changes: Any, write_id: WriteId

@@ -181,7 +181,7 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class _SessionStore(ObjectStore[S3Store]):
+class _Zarr3Store(ObjectStore[S3Store]):
     """The store of a session, which has documents of version 3 only."""
 
     async def get(
@@ -199,7 +199,7 @@ class _SessionStore(ObjectStore[S3Store]):
 def _open_store(
     service: str, dataset: str, prefix: str, headers: dict[str, str]
 ) -> ObjectStore[Any]:
-    return _SessionStore(
+    return _Zarr3Store(
         S3Store(
             dataset,
             prefix=prefix,

@@ -127,10 +127,9 @@ def create_app(
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
             own = (aclosing(shared.sessions), aclosing(rewrites), aclosing(committer))
-            for part in (shared.stores, *access.opened, *own):
+            views = (aclosing(overviews), aclosing(grids))
+            for part in (shared.stores, *access.opened, *own, *views):
                 await stack.enter_async_context(part)
-            stack.push_async_callback(overviews.aclose)
-            stack.push_async_callback(grids.aclose)
             yield
 
     overviews = OverviewCache(resolver)

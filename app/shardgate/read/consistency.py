@@ -116,7 +116,7 @@ class FreshnessTracker:
             for read, use in self.uses.items()
             if use.known is not None
             and use.requested_at < oldest
-            and not self._reads.has_seen(read, use, oldest)
+            and not self._reads.has_confirmed(read, use, oldest)
         ]
 
     @property

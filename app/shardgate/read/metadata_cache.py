@@ -236,7 +236,7 @@ class ReadCache:
             return True
         return known is None or _version(known.known) != _version(after.known)
 
-    def has_seen(self, read: Read[Any], known: CachedRead, since: float) -> bool:
+    def has_confirmed(self, read: Read[Any], known: CachedRead, since: float) -> bool:
         """Return whether *read* found the version of *known* at *since* or later."""
         entry = self._fresh(read, read.ref)
         if entry is None or entry.requested_at < since:

@@ -124,6 +124,14 @@ def test_write_to_a_damaged_shard_is_refused(
     assert client.put("/em/c/0/0", content=NEW).is_success
 
 
+def test_deletion_of_a_prefix_is_answered_in_json(client: httpx.Client) -> None:
+    """A deleted prefix is answered by the number of its keys, as a document of JSON."""
+    answer = client.delete("/em?prefix=c/")
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["deleted"] > 0
+
+
 def test_missing_metadata_is_unavailable(tmp_path: Path, shard: Path) -> None:
     """While an array's metadata are missing that were read before, its chunks are 503."""
     datasets = {"em": DatasetSettings(url=tmp_path.as_uri(), writable=True)}

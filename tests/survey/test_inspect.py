@@ -254,6 +254,13 @@ async def test_key_of_a_repository_has_its_reference_and_the_index_of_its_shard(
     assert (report.manifest is None) == (reference is None)
 
 
+async def test_absent_key_that_no_grid_explains_has_a_reason() -> None:
+    """A key that lies in no array is absent for the reason that there is no such key."""
+    report = await inspect_key(repository(lab()), VirtualKey("none"))
+
+    assert report.reason == "there is no such key"
+
+
 async def test_refs_of_files_are_main_alone_where_the_store_cannot_list() -> None:
     """Refs in files are all named by a store that lists, and only ``main`` by another one."""
     builder = Builder(version=1)

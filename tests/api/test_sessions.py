@@ -301,6 +301,23 @@ def test_folder_is_listed_if_keys_in_it_follow_the_start(pair: Replicas, session
     assert [is_listed("@branch.main/", start) for start in starts] == listed
 
 
+def test_folder_of_one_chunk_is_listed(pair: Replicas, session_id: str) -> None:
+    """A listing by folders of an array in a session has the folder of its only chunk, and none
+    without chunks.
+    """
+    name = secrets.token_hex(4)
+    pair.put(session_id, f"{name}/zarr.json", ARRAY)
+    lead = f"@session.{session_id}/{name}/"
+
+    def is_listed() -> bool:
+        params = {"list-type": "2", "prefix": lead, "delimiter": "/"}
+        return f"<Prefix>{lead}c/</Prefix>" in pair.clients[0].get("/data", params=params).text
+
+    before = is_listed()
+    pair.put(session_id, f"{name}/c/1", b"12")
+    assert (before, is_listed()) == (False, True)
+
+
 def test_prefix_of_a_session_is_deleted(pair: Replicas, session_id: str) -> None:
     """Deleting a prefix removes its nodes, or an array's chunks, and returns their number.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardgate.errors import MetadataMissingError
 from shardgate.model import ObjectRef
 from shardgate.read.containers import Containers
 from shardgate.storage.contract import Found, NotModified
@@ -59,6 +60,21 @@ async def test_route_outlasts_replaced_shards() -> None:
 
     assert await data.read("g/a/c/0/1") == b"new"
     assert searches == ["g/a/c/0/0"]
+
+
+async def test_route_whose_metadata_were_confirmed_still_ends_in_time() -> None:
+    """A route whose metadata were read again for a new index lives no longer for it: later a
+    marker that is gone from the store is missed.
+    """
+    store, data, clock = _array()
+    await data.read("g/a/c/0/0")
+    clock.now += 10
+    await data.read("g/a/c/2/3")
+    store.remove(ROOT.join("g/a/zarr.json"))
+    clock.now += 3600
+
+    with pytest.raises(MetadataMissingError, match="is missing now"):
+        await data.container("g/a/c/0/1")
 
 
 async def test_an_outer_container_keeps_its_own_keys() -> None:

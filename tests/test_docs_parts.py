@@ -15,6 +15,7 @@ from tests.support.commands import run
 from tests.support.documents import ROOT
 from tests.support.files import write_files
 from tests.support.formats.zarr.building import build
+from tests.support.lacking import need
 from tests.support.processes import environ
 
 _PAGE: Final = (ROOT / "docs/running.md").read_text("utf-8")
@@ -55,6 +56,7 @@ def shell(command: str, folder: Path, **more: str) -> "subprocess.CompletedProce
 
 def put_together(folder: Path) -> dict[str, Any]:
     """Run the command that puts lines together."""
+    need("jq")
     found: dict[str, Any] = json.loads(shell(block("jq -s"), folder).stdout)
     return found
 
@@ -83,6 +85,7 @@ def test_task_of_slurm_runs_its_part(tmp_path: Path) -> None:
 
 def test_references_of_parts_are_put_together(data: Path, tmp_path: Path) -> None:
     """The command for reference sets makes the whole of the sets of all parts."""
+    need("jq")
     for part in range(2):
         options = ("--references", "--part", f"{part}/2")
         found = run("inspect", str(data / "a"), *options).stdout

@@ -15,8 +15,8 @@ import pytest
 DOCUMENTED_S: Final = 360
 """Duration of all tests on two quiet cores, as CONTRIBUTING says."""
 PROGRAMS: Final = (
-    "7zz", "aws", "chromium", "curl", "docker-compose", "nginx", "node", "promtool", "rclone",
-    "restic", "varnishd", "zip",
+    "7zz", "aws", "chromium", "curl", "docker-compose", "jq", "nginx", "node", "promtool",
+    "rclone", "restic", "varnishd", "zip",
 )  # fmt: skip
 """Programs whose tests skip themselves where they are missing."""
 _TERMINAL_S: Final = 0.5

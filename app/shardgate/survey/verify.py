@@ -94,7 +94,7 @@ async def verify(
     verifier = _Verifier(root, ref, part, on_shard, chunks=chunks)
     await verifier.run()
     damages = sorted(verifier.report.damages, key=lambda damage: (damage.object, damage.key))
-    # A source that is absent or short is found once for itself, and by each shard that it holds.
+    # A source that is absent or short is found once for itself, and by all metadata that it holds.
     first = {
         (each.object, isinstance(each.reason, MissingBytes) or (each.key, each.reason)): each
         for each in reversed(damages)

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, cast
 
 from shardgate.errors import BusyError
@@ -103,26 +104,27 @@ class Deadlines:
         loop.call_later(min(_SWEEP_S, self._longest_s), self.sweep)
 
 
+@dataclass(eq=False, slots=True)
 class Deadline:
     """A block of the current task that *deadlines* cancels. Raises: `TimeoutError` if it did."""
 
-    __slots__ = ("_cancelling", "_deadlines", "_is_cancelled", "_task")
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._deadlines = deadlines
-        self._is_cancelled = False
+    deadlines: Deadlines
+    _is_cancelled: bool = field(default=False, init=False)
+    _task: "asyncio.Task[object]" = field(init=False)
+    _cancelling: int = field(init=False)
+    """Requests to cancel the task that came before the block."""
 
     def __enter__(self) -> Self:
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
         self._cancelling = self._task.cancelling()
         loop = self._task.get_loop()
-        self._deadlines.running[self] = loop.time()
-        if not self._deadlines.is_sweeping:
-            self._deadlines.sweep_later(loop)
+        self.deadlines.running[self] = loop.time()
+        if not self.deadlines.is_sweeping:
+            self.deadlines.sweep_later(loop)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._deadlines.running.pop(self, None)
+        self.deadlines.running.pop(self, None)
         if self._is_cancelled:
             # Somebody else may have cancelled the task as well; see `asyncio.timeout`.
             is_ours = self._task.uncancel() <= self._cancelling

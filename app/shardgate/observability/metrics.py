@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from itertools import accumulate, chain
@@ -61,36 +62,29 @@ NO_DATASET: Final = ""
 _TOKEN: Final = re.compile(r"(?:~|%(?:25)*7[Ee])[^/\s]*")
 
 
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """A request in progress, and its response as far as it is known."""
 
-    __slots__ = (
-        "_key", "caller", "client", "dataset", "is_private", "method", "nbytes", "outcome",
-        "request_id", "span", "started_at", "status", "trace_id",
-    )  # fmt: skip
-
-    def __init__(
-        self, method: str, dataset: str, key: str, client: bytes, *, is_private: bool
-    ) -> None:
-        """Record the start time; logs withhold the texts of errors if *is_private*."""
-        self.started_at = time.perf_counter()
-        self.method = method
-        self.dataset = dataset
-        self._key = key
-        self.client = client
-        self.is_private = is_private
-        self.request_id = b""
-        self.caller = ""
-        self.trace_id = ""
-        self.span: Any = None
-        self.status = 0
-        self.nbytes = 0
-        self.outcome: Outcome = "gone"
+    method: str
+    dataset: str
+    sent_key: str
+    client: bytes
+    is_private: bool
+    """Whether logs withhold the texts of errors."""
+    request_id: bytes = b""
+    caller: str = ""
+    trace_id: str = ""
+    span: Any = None
+    status: int = 0
+    nbytes: int = 0
+    outcome: Outcome = "gone"
+    started_at: float = field(default_factory=time.perf_counter)
 
     @property
     def key(self) -> str:
         """The key, without tokens."""
-        return mask_tokens(self._key)
+        return mask_tokens(self.sent_key)
 
 
 current_request: Final = ContextVar[RequestContext | None]("current_request", default=None)
@@ -103,6 +97,7 @@ def note_caller(name: str) -> None:
         context.caller = name
 
 
+@cache
 def outcome_of(status: int) -> Outcome:
     """Return the outcome of a complete response that took some waiting."""
     if status < HTTPStatus.BAD_REQUEST:

@@ -130,19 +130,20 @@ class BodyReader:
 
     async def read(self, held: ByteReservation, entity: Entity, wanted: ByteRange | None) -> Body:
         """Read the bytes *wanted* of *entity*, reserved in *held*; raise if the version is gone."""
-        data = self.cached_body(entity, wanted)
-        if data is not None or wanted is None or isinstance(entity.source, Inline):
-            return data or b""
+        chunk = entity.source
+        if wanted is None or isinstance(chunk, Inline):
+            return self.cached_body(entity, wanted) or b""
         nbytes = wanted.stop - wanted.start
         if nbytes > self._stream_bytes:
-            return await self._stream(held, entity, entity.source, wanted)
+            return await self._stream(held, entity, chunk, wanted)
+        if (whole := self._chunks.cached(chunk)) is not None:
+            return whole[wanted.start : wanted.stop]
         await held.reserve(nbytes)
         is_whole = nbytes == entity.length
         if entity.first is not None and (data := _cut(entity.first, wanted)) is not None:
             if is_whole:
-                self._chunks.cache.put(entity.source, data)
+                self._chunks.cache.put(chunk, data)
             return data
-        chunk = entity.source
         if not is_whole:
             chunk = chunk._replace(byte_range=chunk.byte_range.narrow(wanted))
         return await self._chunks.read(chunk, keep=is_whole)

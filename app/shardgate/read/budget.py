@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardgate.concurrency import largest_share
@@ -176,27 +177,25 @@ class BucketBudgets(dict[str, ByteBudget]):
         return self._others
 
 
+@dataclass(eq=False, slots=True)
 class ByteReservation:
     """Bytes of a budget and open streams, held for one body until they are released together."""
 
-    __slots__ = ("_budget", "_nbytes", "_streams")
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._nbytes = 0
-        self._streams: AsyncExitStack | None = None
+    budget: ByteBudget
+    _nbytes: int = field(default=0, init=False)
+    _streams: AsyncExitStack | None = field(default=None, init=False)
 
     async def reserve(self, nbytes: int) -> None:
         """Hold exactly *nbytes* of the budget. Raises: `BusyError`."""
         if nbytes > self._nbytes:
-            await self._budget.acquire(nbytes - self._nbytes, held_nbytes=self._nbytes)
+            await self.budget.acquire(nbytes - self._nbytes, held_nbytes=self._nbytes)
         elif nbytes < self._nbytes:
-            self._budget.release(self._nbytes - nbytes)
+            self.budget.release(self._nbytes - nbytes)
         self._nbytes = nbytes
 
     def take(self, nbytes: int) -> bool:
         """Hold *nbytes* more of the budget if they fit at once; return whether they do."""
-        fits = self._budget.take(nbytes)
+        fits = self.budget.take(nbytes)
         if fits:
             self._nbytes += nbytes
         return fits
@@ -219,4 +218,4 @@ class ByteReservation:
         finally:
             nbytes = self._nbytes
             self._nbytes = 0
-            self._budget.release(nbytes)
+            self.budget.release(nbytes)

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from sys import maxsize
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shardgate.errors import RangeNotSatisfiedError, TruncatedReadError, VersionChangedError, lost
 from shardgate.model import (
@@ -35,18 +36,16 @@ _LEAST_AROUND_NBYTES: Final = 16 * 1024
 type _ObjectVersion = tuple[ObjectRef, Version]
 
 
+@dataclass(eq=False, slots=True)
 class _PendingChunk:
     """A chunk that callers wait for; it is in a window first, and then in a `_SpanRead`."""
 
-    __slots__ = ("chunk", "is_kept", "near", "waiters")
-
-    def __init__(self, chunk: Stored, near: RecentRead | None) -> None:
-        self.chunk = chunk
-        self.near = near
-        """Earlier read of the same block, if there was one."""
-        self.waiters: list[asyncio.Future[bytes]] = []
-        self.is_kept = False
-        """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
+    chunk: Stored
+    near: RecentRead | None
+    """Earlier read of the same block, if there was one."""
+    waiters: list[asyncio.Future[bytes]] = field(default_factory=list)
+    is_kept: bool = False
+    """Whether the chunk is cached on arrival, so that no request finds it in neither place."""
 
     def fail(self, failure: BaseException) -> None:
         for waiter in self.waiters:
@@ -58,21 +57,13 @@ class _PendingChunk:
             waiter.cancel()
 
 
+@dataclass(eq=False, slots=True)
 class _SpanRead:
-    __slots__ = ("chunks", "overfetched_nbytes", "source", "task")
-
-    def __init__(
-        self,
-        source: Stored,
-        overfetched_nbytes: int,
-        chunks: list[_PendingChunk],
-        call: Coroutine[Any, Any, Found],
-    ) -> None:
-        self.source = source
-        self.overfetched_nbytes = overfetched_nbytes
-        """Bytes around the chunks, and in gaps between them."""
-        self.chunks = chunks
-        self.task = asyncio.create_task(call)
+    source: Stored
+    overfetched_nbytes: int
+    """Bytes around the chunks, and in gaps between them."""
+    chunks: list[_PendingChunk]
+    task: asyncio.Task[Found]
 
     def covers(self, wanted: ByteRange) -> bool:
         """Return whether this read will bring the bytes *wanted*, unless it fails."""
@@ -262,8 +253,9 @@ class ChunkReader:
                 span = wide
         self._costs[ref.bucket].overfetched_nbytes += overfetched_nbytes
         source = Stored(ref, span, etag)
-        read = _SpanRead(source, overfetched_nbytes, chunks, self._get(source))
-        read.task.add_done_callback(partial(self._end, version, read))
+        task = asyncio.create_task(self._get(source))
+        read = _SpanRead(source, overfetched_nbytes, chunks, task)
+        task.add_done_callback(partial(self._end, version, read))
         self.counters.overfetched_nbytes += overfetched_nbytes
         self._reads[version].append(read)
 

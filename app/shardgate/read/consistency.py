@@ -7,7 +7,7 @@ otherwise older results are read again, and the look-up is repeated. Reads, list
 attempts of `consistent`; those that conclude from absence or from an old index `confirm` it first.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, cast
 
@@ -26,6 +26,8 @@ replace a shard several times a second: with the pauses between writes, 20 attem
 """
 _MAX_AGE_DIFFERENCE_S: Final = 5.0
 """Metadata older than an index by more than this may belong to another version of the array."""
+NOT_READ: Final = (inf, ObjectRef("", ""))
+"""`FreshnessTracker.oldest` where nothing was read that can change."""
 
 
 async def consistent[T](
@@ -52,9 +54,10 @@ async def consistent[T](
             reads.forget(error.ref, tracker.began_at)
             changed = error
         except DamagedError as error:
-            if not tracker.old or number + 1 == _ATTEMPTS:
+            old = tracker.old
+            if not old or number + 1 == _ATTEMPTS:
                 raise  # the reads that show it stay cached: they are young enough for others too
-            for ref in (error.ref, *tracker.old):
+            for ref in (error.ref, *old):
                 reads.forget(ref, tracker.began_at)
     if changed.is_immutable:
         raise StorageUnusableError(changed.ref, changed.reason) from changed
@@ -70,8 +73,12 @@ class FreshnessTracker:
         self.began_at = reads.clock()
         self.generation = reads.generation
         self.expires_at = inf
-        self.old: dict[ObjectRef, None] = {}
-        """Objects whose state was older than `TRUSTED_S`."""
+        self.oldest = NOT_READ
+        """Time and object of the oldest read of a present, mutable object."""
+        self.newest_at = -inf
+        """Time of the newest of `uses`."""
+        self._more_old: dict[ObjectRef, None] = {}
+        """Those of `old` that are in no result of `uses`."""
         self.uses: dict[Read[Any], CachedRead] = {}
         """Results that can change."""
         self.modified: dict[ObjectRef, int | None] = {}
@@ -88,18 +95,28 @@ class FreshnessTracker:
         cached = await self._reads.get_or_fetch(read, allow_stale=allow_stale)
         if cached.expires_at < inf:
             self.uses[read] = cached
+            self.newest_at = max(self.newest_at, cached.requested_at)
+            if cached.known is not None:
+                self.oldest = min(self.oldest, (cached.requested_at, read.ref))
         elif allow_stale and cached.requested_at < self.began_at - TRUSTED_S:
-            self.old[read.ref] = None  # damage is not believed of a stale result
+            self._more_old[read.ref] = None  # damage is not believed of a stale result
         return cast("Versioned[T] | None", self.track(read.ref, cached))
 
     def track(self, ref: ObjectRef, cached: CachedRead) -> Versioned[Any] | Stat | None:
         """Track *cached*, the state of *ref*, and return its content."""
         self.expires_at = min(self.expires_at, cached.expires_at)
         if cached.requested_at < self.began_at - TRUSTED_S and cached.expires_at < inf:
-            self.old[ref] = None
+            self._more_old[ref] = None
         if (known := cached.known) is not None:
             self.modified[ref] = known.modified_s
         return known
+
+    @property
+    def old(self) -> Mapping[ObjectRef, None]:
+        """Objects whose state was older than `TRUSTED_S`."""
+        trusted_s = self.began_at - TRUSTED_S
+        used = {read.ref: None for read, use in self.uses.items() if use.requested_at < trusted_s}
+        return used | self._more_old
 
     @property
     def outdated(self) -> list[Read[Any]]:
@@ -107,10 +124,9 @@ class FreshnessTracker:
 
         Not those that another look-up has repeated since, and found unchanged.
         """
-        newest = max([use.requested_at for use in self.uses.values()], default=-inf)
-        if newest < self.began_at - TRUSTED_S:
+        if self.newest_at < self.began_at - TRUSTED_S:
             return []
-        oldest = newest - _MAX_AGE_DIFFERENCE_S
+        oldest = self.newest_at - _MAX_AGE_DIFFERENCE_S
         return [
             read
             for read, use in self.uses.items()
@@ -124,12 +140,6 @@ class FreshnessTracker:
         """True if the last read found no object, or there was no read."""
         last = next(reversed(self.uses.values()), None)
         return last is None or last.known is None
-
-    @property
-    def oldest(self) -> tuple[float, ObjectRef] | None:
-        """Time and object of the oldest read of a present, mutable object."""
-        uses = self.uses.items()
-        return min([(use.requested_at, r.ref) for r, use in uses if use.known], default=None)
 
     async def confirm_older(
         self, began_at: float, present_s: float = 0, absent_s: float = 0
@@ -179,6 +189,8 @@ class FreshnessTracker:
         copied = FreshnessTracker(self._reads)
         copied.generation = self.generation
         copied.expires_at = self.expires_at
+        copied.oldest = self.oldest
+        copied.newest_at = self.newest_at
         copied.uses = dict(self.uses)
         copied.modified = dict(self.modified)
         return copied
@@ -189,12 +201,11 @@ class FreshnessTracker:
         self.expires_at = min(self.expires_at, earlier.expires_at)
         self.modified |= earlier.modified
         self.uses |= earlier.uses
-        trusted_s = self.began_at - TRUSTED_S
-        for read, use in earlier.uses.items():
-            if use.requested_at < trusted_s:
-                self.old[read.ref] = None
+        self.oldest = min(self.oldest, earlier.oldest)
+        self.newest_at = max(self.newest_at, earlier.newest_at)
 
-    def adopt_age(self, oldest: tuple[float, ObjectRef] | None) -> None:
+    def adopt_age(self, oldest: tuple[float, ObjectRef]) -> None:
         """Track the `oldest` read of a look-up whose result is cached."""
-        if oldest is not None and oldest[0] < self.began_at - TRUSTED_S:
-            self.old[oldest[1]] = None
+        requested_at, ref = oldest
+        if requested_at < self.began_at - TRUSTED_S:
+            self._more_old[ref] = None

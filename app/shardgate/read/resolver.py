@@ -57,7 +57,7 @@ class CachedEntity(NamedTuple):
     generation: int
     """`ReadCache.generation` of the look-up; a later one makes the entry stale."""
     expires_at: float
-    oldest: tuple[float, ObjectRef] | None
+    oldest: tuple[float, ObjectRef]
     """See `FreshnessTracker.oldest`."""
     heads: Mapping[Selection, bytes] = _NO_HEADS
     """Encoded headers of responses, by the selection from the entity."""

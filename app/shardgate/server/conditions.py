@@ -133,10 +133,12 @@ class Conditions(NamedTuple):
     if_unmodified_since: str | None = None
     is_unconditional: bool = False
     """True for a GET with neither preconditions nor Range."""
+    reading: ByteRequest | None = None
+    """Range to read whatever the entity is; `None` if it depends on that."""
 
     @staticmethod
     def parse(method: str, headers: Mapping[bytes, bytes]) -> "Conditions":
-        """Pick the headers that matter."""
+        """Pick the headers that matter. Raises: `BadHeaderError`."""
         if method == "GET" and _NAMES.isdisjoint(headers):
             return _PLAIN_GET
         fields = {
@@ -147,25 +149,14 @@ class Conditions(NamedTuple):
         is_head = method == "HEAD"
         if is_head:
             fields.pop("range", None)  # it has a meaning for GET only (§14.2)
-        return Conditions(is_head, **fields, is_unconditional=False)
+        has_range_only = not is_head and fields.keys() == {"range"}
+        reading = _reading(fields["range"]) if has_range_only else None
+        return Conditions(is_head, **fields, is_unconditional=False, reading=reading)
 
     @property
     def is_plain_get(self) -> bool:
         """Return whether the whole body is asked for."""
         return not self.is_head and self.range is None
-
-    @property
-    def reading(self) -> ByteRequest | None:
-        """Range to read; `None` if it depends on the entity. Raises: `BadHeaderError`."""
-        dates = self.if_modified_since or self.if_unmodified_since
-        if self.is_head or self.if_match or self.if_none_match or self.if_range or dates:
-            return None
-        if self.range is None:
-            return EVERYTHING
-        try:
-            return parse_range(self.range) or EVERYTHING
-        except UnsatisfiableError:
-            return None
 
     def precondition(self, etag: ETag, modified_s: int | None) -> HTTPStatus | None:
         """Return the status of a failed precondition; dates count only without tags (§13.2.2)."""
@@ -182,8 +173,6 @@ class Conditions(NamedTuple):
 
     def choose(self, etag: ETag, length: int, modified_s: int | None) -> Selection:
         """Select a part of *length* bytes of version *etag*. Raises: `BadHeaderError`."""
-        if self.is_unconditional:
-            return whole_of(length)
         if (status := self.precondition(etag, modified_s)) is not None:
             return Selection(status)
         whole = ByteRange(0, length)
@@ -199,7 +188,14 @@ class Conditions(NamedTuple):
         return Selection(HTTPStatus.PARTIAL_CONTENT, part, part)
 
 
-_PLAIN_GET: Final = Conditions(is_unconditional=True)
+_PLAIN_GET: Final = Conditions(is_unconditional=True, reading=EVERYTHING)
+
+
+def _reading(header: str) -> ByteRequest | None:
+    try:
+        return parse_range(header) or EVERYTHING
+    except UnsatisfiableError:
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -227,8 +223,14 @@ def choose(
     take its Content-Length for that of the decoded body. With other codings the body is sent whole.
     """
     coding = entity.coding
+    length = entity.length
     if not coding:
-        return conditions.choose(entity.etag, entity.length, entity.modified_s)
+        is_plain = conditions.is_unconditional  # as nearly all requests for chunks are
+        return (
+            whole_of(length)
+            if is_plain
+            else conditions.choose(entity.etag, length, entity.modified_s)
+        )
     if not is_sendable(coding):
         if conditions.is_head:
             # Such a coding has the length in its name: no byte is read for HEAD.
@@ -246,7 +248,7 @@ def choose(
         if not is_accepted:
             return Selection(HTTPStatus.NOT_ACCEPTABLE)
         conditions = conditions._replace(range=None)
-    chosen = conditions.choose(entity.etag, entity.length, entity.modified_s)
+    chosen = conditions.choose(entity.etag, length, entity.modified_s)
     return chosen._replace(coding=coding, is_s3=is_s3)
 
 

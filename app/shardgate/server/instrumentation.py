@@ -142,7 +142,8 @@ class InstrumentedApp:
             self.metrics.count(
                 context.dataset, context.method, context.outcome, context.nbytes, seconds
             )
-            self._record(context, seconds)
+            if self._access_log is not None or self._tracing is not None:
+                self._record(context, seconds)
 
     def _record(self, request: RequestContext, seconds: float | None) -> None:
         if self._access_log is not None:

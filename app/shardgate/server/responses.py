@@ -3,6 +3,7 @@
 import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Final, cast
@@ -70,21 +71,18 @@ type Explain = Callable[[Request, Failure], Awaitable[Response]]
 """Returns the response that explains a failure, without the headers of every response."""
 
 
+@dataclass(eq=False, slots=True)
 class Responder:
     """Sends the response to *request*."""
 
-    __slots__ = ("_cors", "_explain_failure", "exchange", "headers", "request")
-
-    def __init__(self, request: Request, exchange: Exchange, cors: Cors, explain: Explain) -> None:
-        self.request = request
-        self.headers = request.headers
-        self.exchange = exchange
-        self._cors = cors
-        self._explain_failure = explain
+    request: Request
+    exchange: Exchange
+    cors: Cors
+    explain: Explain
 
     async def send(self, status: HTTPStatus, headers: Headers, body: Body = b"") -> None:
         """Send *headers*, to which CORS and the request id are added, and *body*."""
-        headers += self._cors.headers(self.headers.get(b"origin"))
+        headers += self.cors.headers(self.request.headers.get(b"origin"))
         headers.append((b"x-request-id", self.request.id))
         await self.exchange.write(Response(status, headers, body))
 
@@ -96,10 +94,10 @@ class Responder:
     @property
     def is_foreign(self) -> bool:
         """Return whether a page of another origin, which CORS does not allow, sent the request."""
-        origin = self.headers.get(b"origin")
-        if origin is None or self._cors.admits(origin):
+        origin = self.request.headers.get(b"origin")
+        if origin is None or self.cors.admits(origin):
             return False
-        return origin.partition(b"://")[2] != self.headers.get(b"host")
+        return origin.partition(b"://")[2] != self.request.headers.get(b"host")
 
     async def fail(self, error: ShardgateError) -> None:
         """Explain *error*."""
@@ -113,7 +111,7 @@ class Responder:
         await self._send_failure(Failure(status, detail), extra)
 
     async def _send_failure(self, failure: Failure, extra: Iterable[tuple[bytes, bytes]]) -> None:
-        response = await self._explain_failure(self.request, failure)
+        response = await self.explain(self.request, failure)
         headers = cast("Headers", response.headers)
         # A page is not cached, where a problem may be; lines of `Vary` add up.
         present = {name for name, _ in headers} - {b"vary"}
@@ -124,13 +122,15 @@ class Responder:
 
     async def preflight(self, allow: bytes = ALLOW) -> None:
         """Answer OPTIONS where the methods *allow* are served."""
-        headers = self._cors.preflight(allow, self.headers.get(b"access-control-request-headers"))
+        headers = self.cors.preflight(
+            allow, self.request.headers.get(b"access-control-request-headers")
+        )
         await self.send(HTTPStatus.NO_CONTENT, [*headers, (b"allow", allow), NO_STORE])
 
     def completed(self, headers: Headers) -> Headers:
         """Return the *headers* of another ASGI application with those of every response."""
         present = {name for name, _ in headers}
-        more = [*self._cors.headers(self.headers.get(b"origin")), NO_STORE, NO_REFERRER]
+        more = [*self.cors.headers(self.request.headers.get(b"origin")), NO_STORE, NO_REFERRER]
         more.append((b"x-request-id", self.request.id))
         return [*headers, *(header for header in more if header[0] not in present)]
 

@@ -103,26 +103,27 @@ class IndexCodec:
 
     def place(self, shard_nbytes: int) -> ByteRange:
         """Return the range of the index in a shard of *shard_nbytes*, if it is long enough."""
+        return ByteRange(*self._bounds(shard_nbytes))
+
+    def _bounds(self, shard_nbytes: int) -> tuple[int, int]:
         stop = shard_nbytes - self.trailer_nbytes
         nbytes = self.nbytes if self.checksum_count is not None else self.nbytes - CHECKSUM_NBYTES
         if stop < nbytes:
             raise DecodeError(f"{shard_nbytes} bytes are too few for a shard: it is truncated")
-        if self.location == "start":
-            return ByteRange(0, nbytes)
-        return ByteRange(stop - nbytes, stop)
+        return (0, nbytes) if self.location == "start" else (stop - nbytes, stop)
 
     def find(self, index: ShardIndex, entry: int, shard_nbytes: int) -> ByteRange | None:
         """Return the range of inner chunk *entry* of a shard of *shard_nbytes*, if it is stored.
         Raises: `DecodeError` for a range past the shard or on its index, and for a shard without
         index.
         """
-        place = self.place(shard_nbytes)
+        index_start, index_stop = self._bounds(shard_nbytes)
         found = index.lookup(entry)
         if found is None:
             return None
         if found.stop > shard_nbytes - self.trailer_nbytes:
             raise DecodeError(f"inner chunk {entry} at {found} ends past {shard_nbytes} bytes")
-        if found.overlaps(place):
+        if max(found.start, index_start) < min(found.stop, index_stop):
             raise DecodeError(f"inner chunk {entry} at {found} overlaps the shard index")
         return found
 

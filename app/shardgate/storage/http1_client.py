@@ -87,7 +87,8 @@ class HttpResponse:
         self._wanted = wanted
         self._waiter = waiter = self._connection.loop.create_future()
         try:
-            self._wake()
+            if self.has_head or self._failure is not None:
+                self._wake()
             if self._connection.is_paused and not waiter.done():
                 self._connection.resume()
             await waiter

@@ -485,6 +485,24 @@ def test_name_of_a_root_is_without_the_end_of_its_format(root: str) -> None:
     assert list(settings.datasets) == ["A"]
 
 
+@pytest.mark.parametrize("root", ["em=~nobody-of-this-name/em", "~nobody-of-this-name/em"])
+def test_home_of_an_unknown_user_is_a_path_like_others(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tilde before an unknown name stays in the path, which then does not exist."""
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings([root], {}, RootOptions())
+
+    assert settings.datasets["em"].url == f"{tmp_path.as_uri()}/~nobody-of-this-name/em"
+
+
+def test_root_too_long_for_a_file_name_has_that_name() -> None:
+    """A root longer than names of files can be is one that does not exist."""
+    settings = load_settings(["a" * 300], {}, RootOptions())
+
+    assert list(settings.datasets) == ["a" * 300]
+
+
 def test_options_reach_every_root_and_prefix() -> None:
     """`--anonymous` applies to every bucket and allowed prefix, and not to folders."""
     options = RootOptions(("s3://b/p", "/v"), anonymous=True)

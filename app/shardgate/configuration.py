@@ -276,13 +276,13 @@ def _named(roots: Sequence[str]) -> dict[str, str]:
 def _split_name(root: str) -> tuple[str, str]:
     """Split ``NAME=URL``; an existing path, and what looks like one, may hold ``=`` too."""
     name, _, url = root.partition("=")
-    is_path = name.startswith(("/", ".", "~")) or "://" in name or Path(root).exists()
+    # `Path.exists` would raise for what is too long for a name.
+    is_path = name.startswith(("/", ".", "~")) or "://" in name or os.path.exists(root)  # noqa: PTH110
     if not url or is_path:
         return _default_name(root), root
     return name, url
 
 
 def _default_name(url: str) -> str:
-    path = url if "://" in url else str(Path(url).expanduser().absolute())
-    name = PurePosixPath(path).name
-    return _ENDINGS.sub("", name, count=1)
+    path = url if "://" in url else os.path.abspath(os.path.expanduser(url))  # noqa: PTH100, PTH111
+    return _ENDINGS.sub("", PurePosixPath(path).name, count=1)

@@ -1,6 +1,7 @@
 """Settings: one frozen model that refuses unknown names; `configuration` reads it."""
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -135,7 +136,8 @@ def dataset_url(url: str) -> str:
     if not separator:
         if not url:
             raise ValueError("is empty")
-        return Path(url).expanduser().absolute().as_uri()
+        # `Path.expanduser` would raise for the home of an unknown user.
+        return Path(os.path.expanduser(url)).absolute().as_uri()  # noqa: PTH111
     if scheme not in SCHEMES:
         raise ValueError(f"begins with none of {', '.join(f'{name}://' for name in SCHEMES)}")
     if scheme == "file" and not rest.startswith("/"):

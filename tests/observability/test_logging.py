@@ -285,6 +285,14 @@ def _log_error(formatter: LineFormatter, *, is_private: bool | None = None) -> s
     return copy_context().run(run)
 
 
+def test_message_with_a_lone_surrogate_is_one_record_of_json() -> None:
+    """A message with half of a character, as in the name of a file, is logged as JSON."""
+    record = logging.makeLogRecord({"msg": "\udc80"})
+    line = LineFormatter("json", is_private=False, level="info").format(record)
+
+    assert json.loads(line)["message"] == "\udc80"
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize(
     ("level", "is_private", "of_request", "names_key"),

@@ -1,7 +1,10 @@
 """Files as objects, and files that virtual references lead to."""
 
+import asyncio
 import errno
 import os
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -304,6 +307,33 @@ async def read_guarded(stores: Stores, root: ObjectRef, key: str) -> bytes | Non
     async with stores.stream(ref, answer.byte_range, if_match=answer.etag) as pieces:
         assert b"".join([piece async for piece in pieces]) == answer.data
     return answer.data
+
+
+_ON_MACOS = """
+import asyncio, os, sys
+del os.O_PATH, os.RWF_NOWAIT
+from shardgate.model import ByteRange
+from shardgate.settings import LimitSettings
+from shardgate.storage.stores import Stores
+
+async def main(url):
+    async with Stores(LimitSettings()) as stores:
+        for root in stores.open_root(url), stores.open_prefix(url):
+            found = await stores.get(root.join("file"))
+            for _ in range(2):
+                await stores.get(root.join("file"), ByteRange(0, 2), if_match=found.etag)
+            print(found.data, await stores.get(root.join("absent/file")))
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_files_are_read_without_features_of_linux(folder: Path) -> None:
+    """Files are read, and absent, where the system lacks O_PATH and RWF_NOWAIT, as macOS does."""
+    (folder / "file").write_bytes(b"data")
+    command = [sys.executable, "-c", _ON_MACOS, folder.as_uri()]
+    output = await asyncio.to_thread(subprocess.check_output, command)
+
+    assert output.decode().split("\n") == ["b'data' None", "b'data' None", ""]
 
 
 @pytest.mark.parametrize(

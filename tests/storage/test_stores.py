@@ -6,6 +6,7 @@ import pytest
 
 from shardgate.errors import (
     ConfigurationError,
+    StorageError,
     StorageRedirectError,
     StorageUnavailableError,
     StorageUnusableError,
@@ -47,7 +48,7 @@ def test_url_is_parsed_into_bucket_and_key(url: str, root: ObjectRef) -> None:
     "url",
     [
         *("https://me:hunter2@host/p", "https://host/p?token=hunter2", "https://host/p#hunter2"),
-        *("file://relative/hunter", "s3:///key", "ftp://host/p", "nothing"),
+        *("file://relative/hunter", "file:///a%00b", "s3:///key", "ftp://host/p", "nothing"),
     ],
 )
 def test_invalid_root_url_is_refused(url: str) -> None:
@@ -190,6 +191,18 @@ async def test_folder_in_place_of_a_root_object_is_reachable(
     for root in (local, memory, s3):
         await stores.check_reachable(root)
         await stores.check_absence(root)
+
+
+@pytest.mark.parametrize("may_be_object", [True, False])
+async def test_root_too_long_for_a_file_name_is_unreachable(
+    stores: Stores, tmp_path: Path, *, may_be_object: bool
+) -> None:
+    """A folder whose name is too long for the file system cannot be reached."""
+    url = (tmp_path / ("a" * 300) / "b").as_uri()
+    root = stores.open_root(url, may_be_object=may_be_object)
+
+    with pytest.raises(StorageError):
+        await stores.check_reachable(root)
 
 
 async def test_links_in_a_folder_named_like_an_archive_do_not_lead_out(

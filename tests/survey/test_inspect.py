@@ -10,7 +10,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from shardgate.errors import StorageUnavailableError
+from shardgate.errors import BadParameterError, StorageUnavailableError
 from shardgate.formats.surveying import LEFT_OUT, Description, RefDescription
 from shardgate.model import ObjectRef, VirtualKey, join_path
 from shardgate.read.containers import Containers
@@ -188,6 +188,14 @@ async def test_page_begins_behind_a_path(after: str, expected: list[str]) -> Non
 
     assert [each.path for each in page.reports] == expected
     assert (page.is_all, page.reason) == (after != "", "")
+
+
+async def test_page_behind_a_collection_that_is_gone_is_an_error() -> None:
+    """A page behind a path without a collection is refused: an empty one would seem the last."""
+    root = reading(filled(MemoryStore(), a=ARRAY, c=ARRAY)).root
+
+    with pytest.raises(BadParameterError, match="'b'"):
+        await inspect_page(root, after="b", limit=2)
 
 
 async def test_scale_of_a_volume_has_no_node() -> None:

@@ -242,7 +242,7 @@ def read_edit(item: Any, where: str) -> Edit:
 def _check_path(path: str) -> str:
     if not is_node_path(path) or "\0" in path:
         raise BadBodyError(f"{path[:80]!r} is no path of a node, such as /a/b")
-    if len(path) > MAX_KEY_NBYTES:
+    if len(path.encode()) > MAX_KEY_NBYTES:
         raise BadBodyError(f"{path[:80]!r}… is longer than keys, of {MAX_KEY_NBYTES} bytes, can be")
     return path
 

@@ -212,7 +212,7 @@ class LineFormatter(logging.Formatter):
                 "trace_id": trace_id,
                 "exception": trace,
             }
-            return orjson.dumps({k: v for k, v in line.items() if v is not None}).decode()
+            return dump_json({k: v for k, v in line.items() if v is not None}).decode()
         text = f"{time} {record.levelname} {record.name} {message.translate(_CONTROLS)}"
         if request_id is not None:
             text += f" request={request_id}"

@@ -54,6 +54,10 @@ from shardgate.storage.local_files import (
 from shardgate.storage.local_write import Folder, LocalWriter, verify_locks
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe would wait for a writer
+# Linux finds a file without opening it; macOS has no such flag, and opens it.
+_FINDING: Final = getattr(os, "O_PATH", _FLAGS) | os.O_CLOEXEC
+_NO_WAIT: Final = getattr(os, "RWF_NOWAIT", None)
+"""Flag of a read that fails where it would have to wait for the disk, which only Linux has."""
 
 type OpenFile = Callable[[str, bytes], int]
 """Opens the file of a name in the folder of a bucket for reading; must not block on a pipe."""
@@ -92,7 +96,7 @@ def _real_folder_of(path: bytes) -> bytes:
     folder = os.path.dirname(path)  # noqa: PTH120  paths are bytes
     try:
         # The system tells it at once, however deep it is; `realpath` looks at each folder above.
-        fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(folder, _FINDING)
         try:
             return path_of(fd) + b"/"
         finally:
@@ -117,7 +121,7 @@ def open_within(bucket: str, name: bytes, reason: str = "a link leads out of the
     root = os.path.realpath(folder_of(bucket))
     path = root + b"/" + name
     try:
-        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        found = os.open(path, _FINDING)
     except OSError as error:
         if not is_within(root, os.path.realpath(path)):
             raise PermissionError(errno.EACCES, reason) from None
@@ -130,7 +134,7 @@ def open_within(bucket: str, name: bytes, reason: str = "a link leads out of the
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "not a regular file")
         # By its name another file could be opened by now.
-        return os.open(b"/proc/self/fd/%d" % found, _FLAGS)
+        return os.open(b"/dev/fd/%d" % found, _FLAGS)
     finally:
         os.close(found)
 
@@ -151,10 +155,10 @@ class WarmFiles:
 
         *etag* is a version of the file in the state *status*.
         """
-        if (ref, etag) in self._files:
+        if _NO_WAIT is None or (ref, etag) in self._files:
             return
         with suppress(OSError):
-            os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+            os.preadv(fd, [bytearray(1)], 0, _NO_WAIT)
             file = _OpenFile(os.dup(fd), status)
             with self._lock:
                 self._files[ref, etag] = file
@@ -170,7 +174,7 @@ class WarmFiles:
             return None
         data = bytearray(stop - start)
         try:
-            nbytes = os.preadv(file.fd, [data], start, os.RWF_NOWAIT)
+            nbytes = os.preadv(file.fd, [data], start, _NO_WAIT)
             status = os.fstat(file.fd)
         except (OSError, OverflowError):  # no file reaches past 2^63
             return None

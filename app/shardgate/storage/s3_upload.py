@@ -168,7 +168,7 @@ class MultipartWriter:
         if ref in self._swept:
             return
         self._swept[ref] = True
-        with suppress(StorageError):
+        with suppress(StorageError, KeyError):  # botocore takes any XML for an entry
             await self._abort_uploads(ref, self._stale)
             prefix = ObjectRef(ref.bucket, f"{ref.key}{TEMPORARY}")
             answer = await self._client.do(prefix, "list_objects_v2")
@@ -183,7 +183,7 @@ class MultipartWriter:
                 await self._discard(upload.ref, "abort_multipart_upload", UploadId=upload_id)
         if upload.is_temporary:
             # Its name is of this write only, so uploads whose response was lost are found by it.
-            with suppress(StorageError):
+            with suppress(StorageError, KeyError):
                 await self._abort_uploads(upload.ref, timedelta(0))
             await self._discard(upload.ref, "delete_object")
 

@@ -12,6 +12,7 @@ import orjson
 from shardgate.concurrency import bounded_gather, run_in_thread
 from shardgate.errors import (
     BadKeyError,
+    BadParameterError,
     DamagedError,
     NotAllowedError,
     OfflineError,
@@ -138,7 +139,7 @@ async def inspect_page(
     root: Root, *, after: str = "", limit: int, within_s: float = DESCRIBE_S
 ) -> DescriptionPage:
     """Describe up to *limit* collections below *root* that follow the path *after*, those found
-    within *within_s* seconds.
+    within *within_s* seconds. Raises: `BadParameterError` if nothing is at *after*.
     """
     reports: list[Description | DamageReport] = []
     has_containers = False
@@ -156,6 +157,8 @@ async def inspect_page(
                     if len(reports) == limit:
                         return False
                     reports.append(_report(visited))
+        if not is_behind:  # removed since the last page: what follows it is not known
+            raise BadParameterError(f"after: no collection is called {after!r}")
         return True
 
     is_all, reason = await _in_time(look(), within_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardgate.model import ByteRange, ETag, Piece
+from shardgate.model import ByteRange, ETag, ObjectRef, Piece
+from shardgate.settings import StoreSettings
 from shardgate.storage.contract import (
     ABSENT,
     CONFLICT,
@@ -21,8 +23,11 @@ from shardgate.storage.contract import (
     nbytes_of,
     plan_spans,
 )
-from shardgate.storage.s3_upload import Part, plan_parts
+from shardgate.storage.s3_client import S3Client
+from shardgate.storage.s3_upload import MultipartWriter, Part, plan_parts
 from tests.support.seaweedfs import SeaweedFS
+from tests.support.storage.faulty import LONGEST_S
+from tests.support.storage.listening import Handler, Listener
 from tests.support.storage.reading import found, stat_of
 from tests.support.storage.s3_objects import Written
 
@@ -269,3 +274,26 @@ async def test_stale_temporary_objects_are_removed(
 
     assert len(large.left()) == (0 if is_old else 2)
     await large.store.aclose()
+
+
+class _Uploads(Handler[str]):
+    """Answers each request with a listing of one entry."""
+
+    def answer(self) -> None:
+        document = f"<ListMultipartUploadsResult>{self.server.owner}</ListMultipartUploadsResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(document)))
+        self.end_headers()
+        self.wfile.write(document.encode())
+
+
+@pytest.mark.parametrize("member", ["<Key>a</Key>", "<Initiated>2020-01-01T00:00:00Z</Initiated>"])
+async def test_incomplete_entry_in_a_listing_of_uploads_ends_the_sweep(member: str) -> None:
+    """An upload that is listed without its key or its time is left, and no error for a write."""
+    listener = Listener(_Uploads, f"<Upload>{member}</Upload>")
+    settings = StoreSettings(endpoint_url=listener.url, anonymous=True)
+    unused: Any = None
+    with listener.running():
+        async with aclosing(S3Client(settings, timeout_s=LONGEST_S)) as client:
+            uploads = MultipartWriter(client, unused, unused, stale_s=60)
+            await uploads.sweep(ObjectRef("s3://bucket", "a"))

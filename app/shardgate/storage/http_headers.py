@@ -102,8 +102,8 @@ class VersionWatch:
     """
 
     def __init__(self) -> None:
+        # Last version by time and size, its ETag, and whether it had another one before.
         self._versions: LRUCache[ObjectRef, tuple[tuple[int, int], ETag, bool]] = LRUCache(8192)
-        """Last version by time and size, its ETag, and whether it had another one before."""
 
     def note(self, ref: ObjectRef, headers: Mapping[bytes, bytes], size: int, etag: ETag) -> None:
         modified_s = last_modified(headers)
@@ -111,8 +111,8 @@ class VersionWatch:
         if modified_s is None or now_s is None or now_s - modified_s < _STRONG_DATE_S:
             return
         version = (modified_s, size)
-        before, last, alternates = self._versions.get(ref, (version, etag, False))
-        has_several = before == version and (alternates or last != etag)
+        known_version, known_etag, had_several = self._versions.get(ref, (version, etag, False))
+        has_several = known_version == version and (had_several or known_etag != etag)
         self._versions[ref] = version, etag, has_several
 
     def alternates(self, ref: ObjectRef) -> bool:

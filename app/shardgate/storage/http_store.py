@@ -97,7 +97,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
             raise StorageUnavailableError(root, f"the server answered {status}")
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:  # noqa: ARG002
-        return _target(ref)
+        return _target_of(ref)
 
     def _proves_absence(self, refusal: Refusal) -> bool:
         return refusal.status in {404, 410}
@@ -123,7 +123,7 @@ class HttpStore(ReadOnlyStore, HttpReader):
 
 
 @lru_cache(maxsize=8192)
-def _target(ref: ObjectRef) -> RequestTarget:
+def _target_of(ref: ObjectRef) -> RequestTarget:
     """Return the URL of *ref*; servers resolve dot segments, however they are quoted."""
     # A virtual reference is requested in its own spelling; see `decode_path`.
     is_spelled = isinstance(ref.bucket, GuardedBucket)

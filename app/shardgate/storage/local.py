@@ -56,8 +56,8 @@ from shardgate.storage.local_write import Folder, LocalWriter, verify_locks
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe would wait for a writer
 # Linux finds a file without opening it; macOS has no such flag, and opens it.
 _FINDING: Final = getattr(os, "O_PATH", _FLAGS) | os.O_CLOEXEC
-_NO_WAIT: Final = getattr(os, "RWF_NOWAIT", None)
-"""Flag of a read that fails where it would have to wait for the disk, which only Linux has."""
+_NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+"""Flag of a read that fails where it would have to wait for the disk; 0 where there is none."""
 
 type OpenFile = Callable[[str, bytes], int]
 """Opens the file of a name in the folder of a bucket for reading; must not block on a pipe."""
@@ -69,13 +69,14 @@ def open_file(bucket: str, name: bytes) -> int:
     A file that is no link costs one more call of the system, which tells its path.
     """
     folder = folder_of(bucket)
-    if isinstance(bucket, FollowingBucket):
-        return os.open(folder + b"/" + name, _FLAGS)
     path = folder + b"/" + name
+    if isinstance(bucket, FollowingBucket):
+        return os.open(path, _FLAGS)
     try:
         fd = os.open(path, _FLAGS | os.O_NOFOLLOW)
     except OSError as error:
         is_absent = error.errno == errno.ENOENT
+        # What is absent behind a link that leads out is denied.
         if is_absent and _real_folder_of(path).startswith(_real_prefix(folder)):
             raise
         return open_within(bucket, name, LEADS_OUT)
@@ -155,7 +156,7 @@ class WarmFiles:
 
         *etag* is a version of the file in the state *status*.
         """
-        if _NO_WAIT is None or (ref, etag) in self._files:
+        if not _NO_WAIT or (ref, etag) in self._files:
             return
         with suppress(OSError):
             os.preadv(fd, [bytearray(1)], 0, _NO_WAIT)

@@ -23,7 +23,6 @@ from shardgate.errors import (
     StorageTimeoutError,
     TooLargeError,
     UnwritableError,
-    VersionChangedError,
 )
 from shardgate.model import ETag, ObjectRef, Piece
 from shardgate.settings import StoreSettings
@@ -38,7 +37,6 @@ from shardgate.storage.contract import (
     ObjectHeaders,
     ObjectReader,
     OnWrite,
-    WriteNotice,
     check_write,
     nbytes_of,
 )
@@ -105,7 +103,7 @@ class CloudWriter:
         self._turns = asyncio.Lock()  # of large objects
         policy = RetryPolicy(longest_s, backoff=options.backoff)
         self._swapper = Swapper(policy, look)
-        self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
+        self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s), options.on_write)
         self._probes = Probes(self._probe, longest_s)
 
     async def verify_conditional_writes(self, root: ObjectRef) -> None:
@@ -133,8 +131,12 @@ class CloudWriter:
         if size > self._options.largest_nbytes:
             limit = f"the limit for gs:// and az:// is {self._options.largest_nbytes}"
             raise TooLargeError(f"{ref}: the object would have {size} bytes, and {limit}")
+
+        async def send(body: bytes) -> ETag | Conflict:
+            return await self._swapper.write(write, lambda: self._send(write, body, mode))
+
         async with self._turn(ref) if size > self._options.large_nbytes else nullcontext():
-            return await self._put(write, pieces, mode)
+            return await self._fetcher.write(write, pieces, send)
 
     @asynccontextmanager
     async def _turn(self, ref: ObjectRef) -> AsyncGenerator[None]:
@@ -147,22 +149,6 @@ class CloudWriter:
             yield
         finally:
             self._turns.release()
-
-    async def _put(
-        self, write: ObjectWrite, pieces: Sequence[Piece], mode: "PutMode"
-    ) -> ETag | Conflict:
-        ref = write.ref
-        try:
-            body, fetched = await self._fetcher.join(ref, pieces, write.version)
-        except VersionChangedError:
-            return CONFLICT
-        try:
-            etag = await self._swapper.write(write, lambda: self._send(write, body, mode))
-        finally:
-            self._options.on_write(WriteNotice(len(body), fetched))
-        if not isinstance(etag, Conflict):
-            self._fetcher.keep(ref, etag, body)
-        return etag
 
     async def delete(self, ref: ObjectRef, *, expected: Expected) -> bool | Conflict:
         check_write(ref, (), expected)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from typing import Any, Final, Literal
 
 from cachetools import TTLCache
@@ -52,34 +53,37 @@ def plan_parts(
 
 
 class _PartPlan:
+    """Parts of an object, and the pieces after them that wait to be sent together."""
+
     def __init__(self, min_nbytes: int, *, copies: bool) -> None:
         self.parts: list[Part] = []
-        self._min = min_nbytes
-        self._copied = max(256 * 1024**2, 2 * min_nbytes)  # of a longer range no part is under half
-        self._sent = max(16 * 1024**2, min_nbytes)
+        self._least = min_nbytes
+        # Twice the least: a longer range is divided into parts of half as much at least.
+        self._most_copied = max(256 * 1024**2, 2 * min_nbytes)
+        self._most_sent = max(16 * 1024**2, min_nbytes)
         self._copies = copies
         self._waiting: list[Piece] = []
         self._nbytes = 0
 
     def take(self, piece: Piece, *, is_last: bool) -> None:
         if isinstance(piece, bytes) or not self._copies:
-            for at in range(0, nbytes_of(piece), self._sent):
+            for at in range(0, nbytes_of(piece), self._most_sent):
                 if isinstance(piece, bytes):
-                    self._wait(piece[at : at + self._sent])
+                    self._wait(piece[at : at + self._most_sent])
                 else:
                     start = piece.start + at
-                    self._wait(ByteRange(start, min(start + self._sent, piece.stop)))
+                    self._wait(ByteRange(start, min(start + self._most_sent, piece.stop)))
             return
         # What waits is filled up to the least length of a part with the beginning of the range.
-        missing = max(0, self._min - self._nbytes) if self._waiting else 0
-        least = 1 if is_last else self._min
+        missing = max(0, self._least - self._nbytes) if self._waiting else 0
+        least = 1 if is_last else self._least
         if piece.length - missing < least:
             self._wait(piece)
             return
         middle = piece.start + missing
         self._wait(ByteRange(piece.start, middle))
         self.send()
-        self.parts += _split(ByteRange(middle, piece.stop), self._copied)
+        self.parts += _split(ByteRange(middle, piece.stop), self._most_copied)
 
     def send(self) -> None:
         if self._waiting:
@@ -91,23 +95,27 @@ class _PartPlan:
         if nbytes := nbytes_of(piece):
             self._waiting.append(piece)
             self._nbytes += nbytes
-        if self._nbytes >= self._sent:
+        if self._nbytes >= self._most_sent:
             self.send()
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in filter(nbytes_of, pieces):
-        match joined[-1] if joined else None, piece:
-            case ByteRange() as last, ByteRange() if last.stop == piece.start:
-                joined[-1] = ByteRange(last.start, piece.stop)
-            case _:
-                joined.append(piece)
+        last = joined[-1] if joined else b""
+        if (
+            isinstance(last, ByteRange)
+            and isinstance(piece, ByteRange)
+            and last.stop == piece.start
+        ):
+            joined[-1] = ByteRange(last.start, piece.stop)
+        else:
+            joined.append(piece)
     return joined
 
 
 def _split(whole: ByteRange, most: int) -> list[ByteRange]:
-    count = -(-whole.length // most)
+    count = ceil(whole.length / most)
     edges = [whole.start + whole.length * nth // count for nth in range(count + 1)]
     return [ByteRange(start, stop) for start, stop in pairwise(edges)]
 
@@ -264,8 +272,10 @@ class _MultipartUpload:
     async def _send(self, part: Sequence[Piece], params: dict[str, Any]) -> str:
         body, fetched = await self._fetcher.join(self._write.ref, part, self._write.version)
         answer = await self._client.do(self.ref, "upload_part", Body=body, **params)
-        sent, already_fetched, copied = self.notice
-        self.notice = WriteNotice(sent + len(body), already_fetched + fetched, copied)
+        before = self.notice
+        self.notice = before._replace(
+            sent=before.sent + len(body), fetched=before.fetched + fetched
+        )
         return str(answer["ETag"])
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from shardgate.concurrency import is_large, run_in_thread
-from shardgate.errors import StorageDeniedError, StorageError, UnwritableError, VersionChangedError
+from shardgate.errors import StorageDeniedError, StorageError, UnwritableError
 from shardgate.model import ByteRange, ETag, ObjectRef, Piece
 from shardgate.storage.contract import (
     CONFLICT,
@@ -27,7 +27,6 @@ from shardgate.storage.contract import (
     Expected,
     ObjectHeaders,
     OnWrite,
-    WriteNotice,
     check_write,
     nbytes_of,
 )
@@ -102,7 +101,7 @@ class S3Writer:
         self._puts = puts
         self._client = client
         self._swapper = S3Swapper(client, reader)
-        self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s))
+        self._fetcher = BodyFetcher(reader, RetryPolicy(options.deadline_s), options.on_write)
         self._multipart = MultipartWriter(client, self._swapper, self._fetcher, options.stale_s)
         self._features: dict[str, ServerFeatures] = {}
         self._probes = Probes(self._probe, 2 * options.deadline_s)
@@ -173,20 +172,14 @@ class S3Writer:
         return etag
 
     async def _send(self, write: S3Write, pieces: Sequence[Piece]) -> ETag | Conflict:
-        ref = write.ref
-        try:
-            body, fetched = await self._fetcher.join(ref, pieces, write.version)
-        except VersionChangedError:
-            return CONFLICT
-        checksum = await run_in_thread(_checksum, body, is_long=is_large(len(body)))
-        send = partial(self._puts.send, ref, body, ChecksumCRC32C=checksum, **write.headers)
-        try:
-            etag = await self._swapper.put(write, send)
-        finally:
-            self._options.on_write(WriteNotice(len(body), fetched))
-        if not isinstance(etag, Conflict):
-            self._fetcher.keep(ref, etag, body)
-        return etag
+        async def send(body: bytes) -> ETag | Conflict:
+            checksum = await run_in_thread(_checksum, body, is_long=is_large(len(body)))
+            options = {"ChecksumCRC32C": checksum, **write.headers}
+            return await self._swapper.put(
+                write, partial(self._puts.send, write.ref, body, **options)
+            )
+
+        return await self._fetcher.write(write, pieces, send)
 
     async def _features_of(self, ref: ObjectRef) -> "ServerFeatures":
         if ref.bucket not in self._features:
@@ -291,7 +284,7 @@ class ServerProbe:
         if not state.ids:
             raise self._unwritable("keeps no metadata, by which lost writes are found")
         for wrong in _WRONGS:
-            await self._verify_refusal(**wrong)
+            await self._verify_refusal(wrong)
         await self._verify_replacement(etag, Body=b"22", Metadata=metadata)
         swap_request = await self._find_swap_request()
         refused = is_refused(await self._send("delete_object", IfMatch=_WRONG))
@@ -299,8 +292,9 @@ class ServerProbe:
         deletes_by_version = refused and await self._swapper.state(self._ref) is not None
         return ServerFeatures(deletes_by_version, swap_request)
 
-    async def _verify_refusal(self, **condition: str) -> None:
-        header = _HEADERS[next(iter(condition))]
+    async def _verify_refusal(self, condition: Mapping[str, str]) -> None:
+        (parameter,) = condition
+        header = _HEADERS[parameter]
         before = (await self._state()).etag
         answer = await self._send("put_object", Body=b"wrong", **condition)
         if not isinstance(answer, Refusal) or (await self._state()).etag != before:

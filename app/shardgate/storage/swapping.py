@@ -35,6 +35,8 @@ from shardgate.storage.contract import (
     Found,
     ObjectHeaders,
     ObjectReader,
+    OnWrite,
+    WriteNotice,
     assemble,
     is_as_expected,
     nbytes_of,
@@ -256,18 +258,36 @@ class Probes:
 class BodyFetcher:
     """Reads ranges of objects that are rewritten, and keeps the bodies that were sent last."""
 
-    def __init__(self, reader: ObjectReader | HttpReader, policy: RetryPolicy) -> None:
+    def __init__(
+        self, reader: ObjectReader | HttpReader, policy: RetryPolicy, on_write: OnWrite
+    ) -> None:
         self._reader = reader
         self._policy = policy
+        self._on_write = on_write
         self._sent: LRUCache[ObjectRef, tuple[ETag, bytes]] = LRUCache(
             _KEPT_NBYTES, lambda sent: len(sent[1])
         )
 
-    def keep(self, ref: ObjectRef, etag: ETag, body: bytes) -> None:
-        """Remember that *body* is the version *etag* of *ref*."""
-        self._sent.pop(ref, None)
-        if len(body) <= _KEPT_NBYTES:
-            self._sent[ref] = etag, body
+    async def write(
+        self,
+        write: ObjectWrite,
+        pieces: Sequence[Piece],
+        send: Callable[[bytes], Awaitable[ETag | Conflict]],
+    ) -> ETag | Conflict:
+        """Pass the joined *pieces* to *send*, and keep them for the next rewrite."""
+        try:
+            body, fetched = await self.join(write.ref, pieces, write.version)
+        except VersionChangedError:
+            return CONFLICT
+        try:
+            etag = await send(body)
+        finally:
+            self._on_write(WriteNotice(len(body), fetched))
+        if not isinstance(etag, Conflict):
+            self._sent.pop(write.ref, None)
+            if len(body) <= _KEPT_NBYTES:
+                self._sent[write.ref] = etag, body
+        return etag
 
     async def join(
         self, ref: ObjectRef, pieces: Sequence[Piece], version: Condition | None

@@ -267,7 +267,7 @@ class SingleFlight[K: Hashable]:
                 flight.task.cancel()
 
     def start(self, key: K, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Start *call*, which ends even if no caller waits for it."""
+        """Start *call* before any caller waits for it."""
         flight = self._flights[key] = _Flight(asyncio.create_task(call()))
         flight.task.add_done_callback(lambda _: self._remove(key, flight))
 

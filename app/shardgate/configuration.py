@@ -85,7 +85,11 @@ def _find_faults(document: dict[str, Any]) -> list[_Complaint]:
     faults: list[_Complaint] = []
     # Wrong are values, then tables of valid values, what these leave missing, and tables together.
     for _ in range(4):
-        wrong = _validate(document)
+        try:
+            Settings.model_validate(document)
+            break
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)  # which can be secrets
         known = [fault.setting for fault in faults]
         faults += [
             fault
@@ -97,15 +101,6 @@ def _find_faults(document: dict[str, Any]) -> list[_Complaint]:
     # A misspelled name leaves another one missing: the misspelling is told.
     misspelled = {fault.table for fault in faults if "did you mean" in fault.reason}
     return [fault for fault in faults if fault.reason != _MISSING or fault.table not in misspelled]
-
-
-def _validate(document: dict[str, Any]) -> list[ErrorDetails]:
-    """Return the errors in *document*, without their values, which can be secrets."""
-    try:
-        Settings.model_validate(document)
-    except ValidationError as error:
-        return error.errors(include_url=False, include_input=False)
-    return []
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Annotated, Any, Final, cast
@@ -171,11 +170,18 @@ def _add_health(app: FastAPI, datasets: Datasets, resolver: Resolver, metrics: M
 
         States are listed of the datasets that the caller may read.
         """
-        served = list(datasets)
-        found = await bounded_gather(partial(_check_reachable, resolver), served, limit=64)
-        states = dict(zip((each.name for each in served), found, strict=True))
-        if any(state != "ok" for state in found):
-            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        states: dict[str, str] = {}
+
+        async def check(dataset: Dataset) -> None:
+            states[dataset.name] = "ok"
+            try:
+                await resolver.check_reachable(dataset)
+            except StorageError as error:
+                log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
+                states[dataset.name] = str(error)
+                response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+
+        await bounded_gather(check, list(datasets), limit=64)
         visible = [each.name for each in datasets.readable_by(request.scope["caller"])]
         return Readiness(datasets={name: states[name] for name in visible})
 
@@ -236,15 +242,6 @@ def _summary(dataset: ServedDataset, request: Request, *, is_read_only: bool) ->
         format=dataset.format,
         writable=may_write(request.scope["caller"], dataset) and not is_read_only,
     )
-
-
-async def _check_reachable(resolver: Resolver, dataset: Dataset) -> str:
-    try:
-        await resolver.check_reachable(dataset)
-    except StorageError as error:
-        log_failure(HTTPStatus.SERVICE_UNAVAILABLE, error, dataset.name)
-        return str(error)
-    return "ok"
 
 
 def _methods_of(request: Request) -> str:

@@ -326,7 +326,7 @@ def _read_entries(entries: list[Any]) -> tuple[Coords, Payloads]:
     for kind in _KINDS:
         some = [entry for entry in entries if kind in entry]
         coords += [entry["coords"] for entry in some]
-        names = {name for shape in shapes if kind in shape for name in shape} - {"coords"}
+        names = set[str]().union(*(shape for shape in shapes if kind in shape)) - {"coords"}
         columns = {_COLUMNS[name]: [entry.get(name) for entry in some] for name in names}
         if some:
             payloads.append(ChunkColumns.model_validate(columns).payloads(len(some)))

@@ -53,12 +53,7 @@ class Permit(Deadline):
 
     __slots__ = ("_exchange", "_groups", "_limiter", "client", "is_read")
 
-    def __init__(
-        self,
-        limiter: ConcurrencyLimiter,
-        request: Request,
-        exchange: Exchange,
-    ) -> None:
+    def __init__(self, limiter: ConcurrencyLimiter, request: Request, exchange: Exchange) -> None:
         super().__init__(limiter.deadlines)
         self._limiter = limiter
         self._exchange = exchange

@@ -89,9 +89,10 @@ class ShardAffinity:
             dataset = self._datasets.get(split_target(path)[0])
         except BadKeyError:
             return True
-        is_public = dataset is not None and dataset.is_public
-        if is_public or b"x-forwarded-for" in request.headers:  # of a client behind the proxy
-            return is_public
+        if dataset is not None and dataset.is_public:
+            return True
+        if b"x-forwarded-for" in request.headers:  # of a client behind the proxy
+            return False
         return is_within(request.peer.decode(), self._proxies)
 
     async def _name(self, path: bytes) -> bytes:

@@ -102,7 +102,8 @@ class Refusal:
             # Proxies send these for a while, without an error document of S3.
             or (self.status in {204, 404, 408, 410, 425} and not self.code)
         )
-        return (StorageUnavailableError if is_transient else StorageUnusableError)(ref, reason)
+        kind = StorageUnavailableError if is_transient else StorageUnusableError
+        return kind(ref, reason)
 
 
 def no_bucket(ref: ObjectRef) -> StorageUnusableError:
@@ -131,8 +132,9 @@ async def read_refusal(method: HttpMethod, response: HttpResponse) -> Refusal:
         response.release()
     size = parse_unsatisfied(response.headers.get(b"content-range", b""))
     code, message = parse_document(document)
-    named = response.headers.get(b"x-amz-bucket-region", b""), *_REGION.findall(document)
-    region = other_region(response.status, code, *(each.decode("latin-1") for each in named))
+    header = response.headers.get(b"x-amz-bucket-region", b"")
+    named = [each.decode("latin-1") for each in (header, *_REGION.findall(document))]
+    region = other_region(response.status, code, *named)
     return Refusal(method, response.status, code, message, size, region=region)
 
 
@@ -168,4 +170,5 @@ def storage_error(ref: ObjectRef, error: ExchangeError | OSError) -> StorageErro
     reason = error.strerror or type(error).__name__
     is_closed = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
     is_refused = isinstance(error, ssl.SSLError) and not is_closed
-    return (StorageUnusableError if is_refused else StorageUnavailableError)(ref, reason)
+    kind = StorageUnusableError if is_refused else StorageUnavailableError
+    return kind(ref, reason)

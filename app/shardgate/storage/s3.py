@@ -85,13 +85,13 @@ class S3Store(S3Writer, HttpReader):
 
     async def _target(self, method: HttpMethod, ref: ObjectRef) -> RequestTarget:
         """Return a presigned URL, which is reused for five minutes."""
-        of = method, ref
-        target, until = self._urls.get(of, (None, 0.0))
+        kept_as = method, ref
+        target, until = self._urls.get(kept_as, (None, 0.0))
         if target is None or until < time.monotonic():
             target = await self._signer.presign(method, ref)
             if len(self._urls) >= 8 * 1024:
                 del self._urls[next(iter(self._urls))]  # the oldest
-            self._urls[of] = target, time.monotonic() + 5 * 60
+            self._urls[kept_as] = target, time.monotonic() + 5 * 60
         return target
 
     def _renew(self, method: HttpMethod, ref: ObjectRef, refusal: Refusal) -> bool:
@@ -139,7 +139,7 @@ class _S3Listing:
                     break
                 for each in page:
                     yield each
-            else:
+            else:  # every page was in order
                 return
         waiting = [self.folder(prefix, after)]
         while waiting:

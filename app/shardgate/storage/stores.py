@@ -113,12 +113,12 @@ class Stores(StoreWrapper):
         root, kind = _named(parse_root(url), name)
         _check_settings(url, settings or StoreSettings())
         if kind.startswith(_WEB):
-            whole = url_of(_web_prefix(root).bucket)
+            whole = url_of(_web_bucket(root.bucket, root.key))
             folder = root.key
             key = ""
             if may_be_object:
                 folder, _, key = root.key.rpartition("/")
-            root = ObjectRef(_web_prefix(ObjectRef(root.bucket, folder)).bucket, unquote(key))
+            root = ObjectRef(_web_bucket(root.bucket, folder), unquote(key))
             self._redirects[root.bucket] += map(_web_target, (whole, *redirects))
         elif kind == "file":
             if may_be_object:
@@ -154,7 +154,7 @@ class Stores(StoreWrapper):
         if kind == "memory":
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
         if kind.startswith(_WEB):
-            root = _web_prefix(root)
+            root = ObjectRef(_web_bucket(root.bucket, root.key), "")
             allowed = self._redirects[GuardedBucket(root.bucket)]
             allowed += map(_web_target, (url_of(root.bucket), *redirects))
             guard = partial(resolve_public, allowed)
@@ -278,8 +278,8 @@ def _named(root: ObjectRef, name: str | None) -> tuple[ObjectRef, str]:
     return ObjectRef(f"{scheme}://{place}", root.key), scheme
 
 
-def _web_prefix(root: ObjectRef) -> ObjectRef:
-    return ObjectRef(f"{root.bucket}/{encode_path(root.key)}".rstrip("/"), "")
+def _web_bucket(server: str, path: str) -> str:
+    return f"{server}/{encode_path(path)}".rstrip("/")
 
 
 def _web_target(url: str) -> RequestTarget:

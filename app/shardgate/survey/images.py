@@ -246,8 +246,10 @@ def view_volume(info: dict[str, Json]) -> ArrayView | None:
         else Axis(name, "space", size, step, "nanometer", at)
         for name, size, step, at in sizes
     ]
-    channels = (volume.num_channels,) if volume.num_channels > 1 else ()
-    axes += (Axis("channel", "channel", count, is_local=True) for count in channels)
+    channels: tuple[int, ...] = ()
+    if volume.num_channels > 1:
+        channels = (volume.num_channels,)
+        axes.append(Axis("channel", "channel", volume.num_channels, is_local=True))
     return ArrayView(
         path="",
         format="precomputed",

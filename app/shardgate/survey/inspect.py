@@ -33,7 +33,6 @@ from shardgate.formats.surveying import (
 )
 from shardgate.icechunk.repository import RefTip, open_repository, read_tips
 from shardgate.model import (
-    MISSING,
     ByteRange,
     Coded,
     Inline,
@@ -431,11 +430,13 @@ class _Summarizer:
 
     async def _enter(self) -> Root:
         """Return the root at the folder. An archive is left where it lies, to be described too."""
-        root, path = self._root, self._path
+        root = self._root
+        path = self._path
         archive = await root.containers.find_archive(root.ref, self._folder, root.fetch)
         if archive is not None and archive[1] < len(self._folder):
             members, start = archive
-            root, path = root.within(members), path[start:]
+            root = root.within(members)
+            path = path[start:]
         return replace(root, ref=root.ref.join(path))
 
     async def _add_repository(self, path: str, layout: Stateful) -> None:
@@ -492,20 +493,26 @@ class _Summarizer:
     async def _is_image(self, group: str, name: str) -> bool:
         """Return whether the document *name* of *group* has OME-Zarr multiscales."""
         if group not in self._images:
-            document = VirtualKey(join_path(group, name))
-            root = self._root
             self._images[group] = False
             with suppress(DamagedError, ValueError):  # of the group: the array may be sound
-                layout, rest, *_ = await root.containers.find(root.ref, document, root.fetch)
-                place = await resolve(await layout.locate(rest, root.fetch), root.fetch)
-                if isinstance(place, Whole):
-                    request = ByteRange(0, _DOCUMENT_NBYTES + 1)
-                    found = await root.fetch(Read("metadata", place.ref, request, Opaque))
-                    place = MISSING if found is None else Inline(found.value.data, found.etag)
-                match place:
-                    case Inline(data) | Referenced(Inline(data)) if len(data) <= _DOCUMENT_NBYTES:
-                        members = orjson.loads(data)
-                        if name == _ATTRIBUTES:
-                            members = {"zarr_format": 2, "attributes": members}
-                        self._images[group] = read_ome(members) is not None
+                data = await self._read(VirtualKey(join_path(group, name)))
+                if 0 < len(data) <= _DOCUMENT_NBYTES:
+                    members = orjson.loads(data)
+                    if name == _ATTRIBUTES:
+                        members = {"zarr_format": 2, "attributes": members}
+                    self._images[group] = read_ome(members) is not None
         return self._images[group]
+
+    async def _read(self, key: VirtualKey) -> bytes:
+        """Read a document, of a very long one a part; return nothing if it is absent."""
+        root = self._root
+        layout, rest, *_ = await root.containers.find(root.ref, key, root.fetch)
+        match await resolve(await layout.locate(rest, root.fetch), root.fetch):
+            case Inline(data) | Referenced(Inline(data)):
+                return data
+            case Whole(ref):
+                request = ByteRange(0, _DOCUMENT_NBYTES + 1)
+                found = await root.fetch(Read("metadata", ref, request, Opaque))
+                return b"" if found is None else found.value.data
+            case _:
+                return b""

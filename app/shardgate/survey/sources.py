@@ -36,7 +36,8 @@ class Sources:
         count = 0
         try:
             async for name, _ in self._members.below("", "", "", self._fetch):
-                await yield_to_loop(count := count + 1)
+                count += 1
+                await yield_to_loop(count)
                 if (damage := await self._follow(name)) is not None:
                     yield damage
         except DamagedError as error:

@@ -95,11 +95,12 @@ async def verify(
     await verifier.run()
     damages = sorted(verifier.report.damages, key=lambda damage: (damage.object, damage.key))
     # A source that is absent or short is found once for itself, and by all metadata that it holds.
-    first = {
-        (each.object, isinstance(each.reason, MissingBytes) or (each.key, each.reason)): each
-        for each in reversed(damages)
-    }
-    verifier.report.damages = list(reversed(first.values()))
+    first: dict[tuple[str, ...], Damage] = {}
+    for each in damages:
+        is_missing = isinstance(each.reason, MissingBytes)
+        identity = (each.object,) if is_missing else (each.object, each.key, each.reason)
+        first.setdefault(identity, each)
+    verifier.report.damages = list(first.values())
     return verifier.report
 
 
@@ -358,7 +359,9 @@ class Sweep(NamedTuple):
 
     @classmethod
     def over(cls, table: EntryTable, *others: Ranges) -> Self:
-        starts, stops = map(np.concatenate, zip(table.places, *others, strict=True))
+        unsorted = (table.places, *others)
+        starts = np.concatenate([each.starts for each in unsorted])
+        stops = np.concatenate([each.stops for each in unsorted])
         order = np.lexsort((stops, starts))
         places = Ranges(starts[order], stops[order])
         reached = np.maximum.accumulate(np.append(np.uint64(0), places.stops))[:-1]

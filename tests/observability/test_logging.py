@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
@@ -388,6 +389,23 @@ async def test_failures_are_logged_with_their_reason(
         log_failure(HTTPStatus(status), error)
 
     assert caplog.messages == messages
+
+
+def test_messages_of_several_threads_are_filtered() -> None:
+    """Messages that several threads log at the same time are filtered without an error."""
+    repeated = RepetitionFilter()
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def log(thread: int) -> int:
+        texts = (f"{thread} {number}" for number in range(3000))
+        return sum(repeated.filter(logging.makeLogRecord({"msg": text})) for text in texts)
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(log, range(4))) == [3000] * 4
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def test_repeated_message_is_filtered() -> None:

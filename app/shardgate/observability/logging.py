@@ -263,12 +263,15 @@ class RepetitionFilter(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._passed: TTLCache[str, bool] = TTLCache(maxsize=1024, ttl=60)
+        self._lock = threading.Lock()  # logging filters without one, and several threads log
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the message of *record* is a new one."""
-        is_new = (message := record.getMessage()) not in self._passed
-        if is_new:
-            self._passed[message] = True
+        message = record.getMessage()
+        with self._lock:
+            is_new = message not in self._passed
+            if is_new:
+                self._passed[message] = True
         return is_new
 
 

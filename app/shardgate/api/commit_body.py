@@ -182,9 +182,8 @@ class ChunkColumns(BaseModel, extra="forbid", strict=True):
             if len(getattr(self, name)) != count:
                 raise BadBodyError(f"{name} is a list of {count}, as many as the coords")
         if names == {"inlines"}:
-            return Payloads.of_columns(
-                PayloadKind.INLINE, count, values=_map(_inline, self.inlines)
-            )
+            values = _map(_inline, self.inlines)
+            return Payloads.of_columns(PayloadKind.INLINE, count, values=values)
         if {*_NATIVE} <= names <= {*_NATIVE, "offsets"}:
             return self._natives(count)
         if {*_VIRTUAL} <= names <= {*_VIRTUAL, "offsets", "etags", "last_modified"}:

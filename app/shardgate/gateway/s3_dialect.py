@@ -95,9 +95,7 @@ _SUBRESOURCES: Final = frozenset(
 )
 # Subresources that GET and HEAD serve.
 _SERVED_OF_BUCKETS: Final = frozenset({b"location", b"versioning"})
-_LIST_PARAMETERS: Final = frozenset(
-    b"list-type delimiter encoding-type marker max-keys prefix".split()
-)
+_OF_LISTINGS: Final = frozenset(b"list-type delimiter encoding-type marker max-keys prefix".split())
 # Headers that change the meaning of a write, so that it must not be done without them.
 _UNSERVED_HEADERS: Final = frozenset(
     b"if-unmodified-since x-amz-acl x-amz-grant-full-control x-amz-grant-read"
@@ -139,7 +137,7 @@ def describes_bucket(names: Collection[bytes]) -> bool:
 def lists_objects(method: str, names: Collection[bytes], *, is_s3: bool) -> bool:
     """Return whether a request of a dataset is ListObjects, maybe bare, or ListObjectsV2."""
     is_plain = is_s3 and method == "GET" and not describes_bucket(names)
-    return is_plain or not _LIST_PARAMETERS.isdisjoint(names)
+    return is_plain or not _OF_LISTINGS.isdisjoint(names)
 
 
 def demand_served(

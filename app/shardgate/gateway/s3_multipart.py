@@ -91,10 +91,8 @@ class MultipartUploads:
         upload = _upload(request)
         # Checksums in the headers are of the object, not of the list of its parts.
         of_list = {k: v for k, v in request.headers.items() if not k.startswith(_CHECKSUM)}
-        most_nbytes = dialect.MAX_DOCUMENT_NBYTES
-        payload = await read_payload(
-            request.incoming, of_list, request.held, most_nbytes=most_nbytes
-        )
+        most = dialect.MAX_DOCUMENT_NBYTES
+        payload = await read_payload(request.incoming, of_list, request.held, most_nbytes=most)
         parts = await asyncio.to_thread(parse_parts, payload.body)
         check = partial(_check_object, request.headers)
         completion = Completion(parts, request.demand(), check)
@@ -131,9 +129,8 @@ def _check_object(headers: RequestHeaders, body: bytes) -> None:
 def parse_parts(body: bytes) -> list[PartName]:
     """Parse CompleteMultipartUpload. Raises: `BadBodyError`, `BadPartError`, `PartOrderError`."""
     parts: list[PartName] = []
-    for texts in map(
-        dialect.texts_of, dialect.parse_xml(body, "CompleteMultipartUpload", {"Part"})
-    ):
+    for part in dialect.parse_xml(body, "CompleteMultipartUpload", {"Part"}):
+        texts = dialect.texts_of(part)
         number = parse_part_number(texts.get("PartNumber", "").strip())
         if number is None:
             raise BadBodyError(f"a part has a number from 1 to {MAX_PARTS}")
@@ -195,9 +192,8 @@ async def copy(
         coding = opened.entity.coding or opened.entity.headers.coding
         kept = opened.entity.headers._replace(coding=coding)
         etag = await put(Payload(body, coding), kept if directive == b"COPY" else None)
-    await request.send_xml(
-        dialect.copied("CopyPartResult" if is_part else "CopyObjectResult", etag)
-    )
+    name = "CopyPartResult" if is_part else "CopyObjectResult"
+    await request.send_xml(dialect.copied(name, etag))
 
 
 async def _parse_source(request: WriteRequest) -> tuple[ServedDataset, VirtualKey]:

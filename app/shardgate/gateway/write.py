@@ -331,12 +331,8 @@ async def _refuse(method: str, request: WriteRequest) -> None:
     """Refuse a request of a whole dataset."""
     responder = request.responder
     if not dialect.speaks_s3(responder.request):
-        needed = {
-            "PUT": "a key",
-            "DELETE": "a key, or ?prefix= of a folder in it",
-            "POST": "?delete",
-        }
-        raise BadParameterError(f"{method} of a whole dataset needs {needed[method]}")
+        what = {"PUT": "a key", "DELETE": "a key, or ?prefix= of a folder in it", "POST": "?delete"}
+        raise BadParameterError(f"{method} of a whole dataset needs {what[method]}")
     if method != "PUT":
         raise UnsupportedError(f"{method} of a bucket is not served")
     status = HTTPStatus.CONFLICT  # as S3 answers clients that create a bucket again

@@ -101,16 +101,12 @@ class _PartPlan:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     joined: list[Piece] = []
-    for piece in filter(nbytes_of, pieces):
+    for each in filter(nbytes_of, pieces):
         last = joined[-1] if joined else b""
-        if (
-            isinstance(last, ByteRange)
-            and isinstance(piece, ByteRange)
-            and last.stop == piece.start
-        ):
-            joined[-1] = ByteRange(last.start, piece.stop)
+        if isinstance(last, ByteRange) and isinstance(each, ByteRange) and last.stop == each.start:
+            joined[-1] = ByteRange(last.start, each.stop)
         else:
-            joined.append(piece)
+            joined.append(each)
     return joined
 
 
@@ -272,10 +268,8 @@ class _MultipartUpload:
     async def _send(self, part: Sequence[Piece], params: dict[str, Any]) -> str:
         body, fetched = await self._fetcher.join(self._write.ref, part, self._write.version)
         answer = await self._client.do(self.ref, "upload_part", Body=body, **params)
-        before = self.notice
-        self.notice = before._replace(
-            sent=before.sent + len(body), fetched=before.fetched + fetched
-        )
+        old = self.notice
+        self.notice = old._replace(sent=old.sent + len(body), fetched=old.fetched + fetched)
         return str(answer["ETag"])
 
 

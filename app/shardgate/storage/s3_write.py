@@ -174,10 +174,9 @@ class S3Writer:
     async def _send(self, write: S3Write, pieces: Sequence[Piece]) -> ETag | Conflict:
         async def send(body: bytes) -> ETag | Conflict:
             checksum = await run_in_thread(_checksum, body, is_long=is_large(len(body)))
-            options = {"ChecksumCRC32C": checksum, **write.headers}
-            return await self._swapper.put(
-                write, partial(self._puts.send, write.ref, body, **options)
-            )
+            params = {"ChecksumCRC32C": checksum, **write.headers}
+            put = partial(self._puts.send, write.ref, body, **params)
+            return await self._swapper.put(write, put)
 
         return await self._fetcher.write(write, pieces, send)
 

@@ -129,13 +129,11 @@ class _Multiscale(_Lenient):
                 starts = [a + b for a, b in zip(starts, each.translation, strict=True)]
         names = unique_names([axis.name for axis in self.axes])
         axes = []
-        for name, axis, size, step, start in zip(
-            names, self.axes, shape, steps, starts, strict=True
-        ):
+        for name, axis, size, step, at in zip(names, self.axes, shape, steps, starts, strict=True):
             kind = axis.type or kind_of(axis.name)
             shown = Axis(name, kind, size, is_local=axis.type == "channel")
             if _LEAST_STEP < step < 1 / _LEAST_STEP:
-                shown = replace(shown, step=step, unit=axis.unit, start=start / step)
+                shown = replace(shown, step=step, unit=axis.unit, start=at / step)
             axes.append(shown)
         return tuple(axes)
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import obstore
 from obstore.exceptions import BaseError, NotModifiedError, PreconditionError
-from obstore.store import AzureStore
 
 from shardgate.errors import (
     StorageDeniedError,
@@ -52,9 +52,9 @@ from shardgate.storage.http_headers import (
 )
 from shardgate.storage.obstore_client import (
     NO_BUCKET_CODES,
-    Client,
     check_settings,
     is_about_range,
+    is_google,
     is_name,
     open_client,
     refusal_of,
@@ -96,8 +96,9 @@ class CloudStore(CloudWriter):
         """Raise `ConfigurationError` for settings that *scheme* does not have."""
         check_settings(scheme, settings)
         self._settings = settings
-        self._timeout_s = timeout_s
-        self._stores: dict[str, Client] = {}
+        self._client = cache(
+            partial(open_client, settings=settings, connect_s=timeout_s, silence_s=timeout_s)
+        )
         CloudWriter.__init__(self, self, settings, self._look, options)
 
     async def get(
@@ -159,29 +160,29 @@ class CloudStore(CloudWriter):
                     yield each
 
     async def _list(self, folder: ObjectRef, delimiter: str, after: str) -> AsyncGenerator[Listed]:
-        store = self._store(folder)
+        client = self._client(folder.bucket)
         if delimiter:
-            found = await obstore.list_with_delimiter_async(store, folder.key)
+            found = await obstore.list_with_delimiter_async(client, folder.key)
             for each in _listed(folder, found["objects"], found["common_prefixes"]):
                 yield each
             return
         begin = after if after.startswith(folder.key) else None
-        async for page in obstore.list(store, folder.key, offset=begin, chunk_size=1000):
+        async for page in obstore.list(client, folder.key, offset=begin, chunk_size=1000):
             for each in _listed(folder, page, ()):
                 yield each
 
     async def check_reachable(self, root: ObjectRef) -> None:
         try:
             with translated(root):
-                await obstore.list(self._store(root), _NO_PREFIX).collect_async()
+                await obstore.list(self._client(root.bucket), _NO_PREFIX).collect_async()
         except StorageDeniedError:
             if not self._settings.forbidden_is_absent:
                 raise
             await self.stat(root.join(_NO_PREFIX))
 
     async def aclose(self) -> None:
-        self._stores.clear()
-        self._clients.clear()
+        self._client.cache_clear()
+        self._write_client.cache_clear()
 
     async def _open(
         self,
@@ -192,7 +193,7 @@ class CloudStore(CloudWriter):
     ) -> _OpenObject | NotModified | None:
         # No header can ask for an empty range, and Azure has no suffix ranges.
         is_empty = isinstance(request, ByteRange) and not request.length
-        is_unknown = isinstance(request, SuffixRange) and isinstance(self._store(ref), AzureStore)
+        is_unknown = isinstance(request, SuffixRange) and not is_google(ref.bucket)
         if request is None or not (is_empty or is_unknown):
             return await self._ask(ref, request, if_match, if_none_match)
         for _ in range(3):
@@ -219,7 +220,8 @@ class CloudStore(CloudWriter):
             raise StorageUnusableError(ref, "obstore cannot name keys with empty or dot segments")
         options = _options(request, if_match, if_none_match) | {"head": is_head}
         try:
-            result: Any = await obstore.get_async(self._store(ref), ref.key, options=options)
+            client = self._client(ref.bucket)
+            result: Any = await obstore.get_async(client, ref.key, options=options)
         except NotModifiedError:
             return NOT_MODIFIED
         except PreconditionError:
@@ -279,13 +281,6 @@ class CloudStore(CloudWriter):
             if each.ref.key >= ref.key:
                 return each.ref.key == ref.key
         return False
-
-    def _store(self, ref: ObjectRef) -> Client:
-        if (store := self._stores.get(ref.bucket)) is None:
-            most_s = self._timeout_s
-            store = open_client(ref.bucket, self._settings, connect_s=most_s, silence_s=most_s)
-            self._stores[ref.bucket] = store
-        return store
 
 
 def _options(

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,7 +45,6 @@ from shardgate.storage.http_headers import is_strong
 from shardgate.storage.obstore_client import (
     FAILURES,
     NO_BUCKET_CODES,
-    Client,
     attributes_of,
     failure,
     is_google,
@@ -96,10 +96,16 @@ class CloudWriter:
         options: CloudWriteOptions,
     ) -> None:
         self._reader = reader
-        self._write_settings = settings
         longest_s = 2 * options.deadline_s
         self._options = options
-        self._clients: dict[str, Client] = {}
+        self._write_client = cache(
+            partial(
+                open_client,
+                settings=settings,
+                connect_s=options.deadline_s / 2,  # so that several attempts fit
+                silence_s=longest_s,  # it counts the time of sending too
+            )
+        )
         self._turns = asyncio.Lock()  # of large objects
         policy = RetryPolicy(longest_s, backoff=options.backoff)
         self._swapper = Swapper(policy, look)
@@ -167,7 +173,7 @@ class CloudWriter:
         attributes = attributes_of(ref, write.kept, write.ids)
         try:
             written = await obstore.put_async(
-                self._client(ref),
+                self._write_client(ref.bucket),
                 ref.key,
                 body,
                 attributes=attributes,
@@ -187,7 +193,7 @@ class CloudWriter:
         """Send one DELETE; its success is proven by a look, since obstore tells no status."""
         self._swapper.note(ref, None)
         try:
-            await obstore.delete_async(self._client(ref), ref.key)
+            await obstore.delete_async(self._write_client(ref.bucket), ref.key)
         except FileNotFoundError:
             return None
         except FAILURES as error:
@@ -196,17 +202,6 @@ class CloudWriter:
                 raise _leased(ref) from error
             return refusal
         return None
-
-    def _client(self, ref: ObjectRef) -> Client:
-        if (client := self._clients.get(ref.bucket)) is None:
-            client = open_client(
-                ref.bucket,
-                self._write_settings,
-                connect_s=self._options.deadline_s / 2,  # so that several attempts fit
-                silence_s=2 * self._options.deadline_s,  # it counts the time of sending too
-            )
-            self._clients[ref.bucket] = client
-        return client
 
     async def _probe(self, root: ObjectRef) -> None:
         ref = ObjectRef(root.bucket, f"{root.prefix.key}{TEMPORARY}{secrets.token_hex(8)}")

@@ -155,14 +155,14 @@ class Stores(StoreWrapper):
             raise ConfigurationError(f"{url}: virtual references cannot lead to memory://")
         if kind.startswith(_WEB):
             root = ObjectRef(_web_bucket(root.bucket, root.key), "")
-            allowed = self._redirects[GuardedBucket(root.bucket)]
+            guarded = GuardedBucket(root.bucket)
+            allowed = self._redirects[guarded]
             allowed += map(_web_target, (url_of(root.bucket), *redirects))
             guard = partial(resolve_public, allowed)
-            kind = GuardedBucket(root.bucket)
-            inner = self._kept(kind, lambda: self._web(settings, guard=guard))
+            inner = self._kept(guarded, lambda: self._web(settings, guard=guard))
         elif kind == "file":
-            open_local = partial(LocalStore, open_file=open_within)
-            inner = self._kept(f"guarded+{kind}", lambda: self._wrap(open_local()))
+            guarded_files = partial(LocalStore, open_file=open_within)
+            inner = self._kept("guarded+file", lambda: self._wrap(guarded_files()))
         else:
             inner = self._kept(kind, lambda: self._open(kind, settings))
         root = ObjectRef(GuardedBucket(root.bucket), root.key)

@@ -190,6 +190,26 @@ async def test_page_begins_behind_a_path(after: str, expected: list[str]) -> Non
     assert (page.is_all, page.reason) == (after != "", "")
 
 
+async def test_pages_end_where_several_collections_have_one_path() -> None:
+    """Pages of one collection each have all, also those at the root and of the same path."""
+    store = filled(MemoryStore(), a=ARRAY)
+    store.place(
+        ROOT.join("a.zip"), archive(Entry(b"./a"), Entry(b"zarr.json", json.dumps(ARRAY).encode()))
+    )
+    volume = volume_info(None)
+    volume["scales"] = [{"key": "1"}, *volume["scales"], {"key": "2"}]
+    store.place(ROOT.join("info"), json.dumps(volume).encode())
+    root = reading(store).root
+    every = await inspect_page(root, limit=99)
+
+    pages = [await inspect_page(root, limit=1)]
+    while pages[-1].next is not None and len(pages) < 99:
+        pages.append(await inspect_page(root, after=pages[-1].next, limit=1))
+
+    assert [each for page in pages for each in page.reports] == every.reports
+    assert len({each.path for each in every.reports}) < len(every.reports)
+
+
 async def test_page_behind_a_collection_that_is_gone_is_an_error() -> None:
     """A page behind a path without a collection is refused: an empty one would seem the last."""
     root = reading(filled(MemoryStore(), a=ARRAY, c=ARRAY)).root

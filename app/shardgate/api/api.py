@@ -70,7 +70,7 @@ class DatasetDescription(DatasetSummary):
     find them.
     """
     next: str | None = None
-    """Path to continue after, where there are more arrays."""
+    """`after` of the next page, where there are more arrays."""
     reason: str = ""
     """Why the look ended before `limit`, which names were looked for where nothing is found, and
     which ones are left out, as they are no keys.
@@ -151,7 +151,7 @@ def _add_datasets(
             arrays=[report for report in page.reports if isinstance(report, Description)],
             damaged=[report for report in page.reports if isinstance(report, DamageReport)],
             is_all=page.is_all,
-            next=page.reports[-1].path if page.reports and not page.is_all else None,
+            next=page.next,
             reason=page.reason,
         )
 

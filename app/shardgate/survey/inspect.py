@@ -1,6 +1,7 @@
 """Describe datasets: their collections, the location of a key, the state of a shard."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -132,6 +133,8 @@ class DescriptionPage(NamedTuple):
     """True if no others follow."""
     reason: str
     """Reason why the walk ended early, and the names that are left out, as they are no keys."""
+    next: str | None
+    """*after* of the next page: a path, and a number if several have it, such as ``a.zip//2``."""
 
 
 async def inspect_page(
@@ -141,21 +144,29 @@ async def inspect_page(
     within *within_s* seconds. Raises: `BadParameterError` if nothing is at *after*.
     """
     reports: list[Description | DamageReport] = []
+    last = ""
+    # An archive and an array at its top have one path, as have several damaged scales of a volume.
+    counts = Counter[str]()
     has_containers = False
 
     async def look() -> bool:
-        nonlocal has_containers
+        nonlocal has_containers, last
         is_behind = not after
         async with aclosing(find_containers(root)) as containers:
             async for opened in containers:
                 has_containers = True
                 for visited in await collections_of(root, opened):
+                    path = visited.path
+                    counts[path] += 1
+                    is_path = path and counts[path] == 1
+                    place = path if is_path else f"{path}//{counts[path]}"
                     if not is_behind:
-                        is_behind = visited.path == after
+                        is_behind = place == after
                         continue
                     if len(reports) == limit:
                         return False
                     reports.append(_report(visited))
+                    last = place
         if not is_behind:  # removed since the last page: what follows it is not known
             raise BadParameterError(f"after: no collection is called {after!r}")
         return True
@@ -170,7 +181,8 @@ async def inspect_page(
         for report in reports
         if isinstance(report, Description) and report.kind == LEFT_OUT
     ]
-    return DescriptionPage(reports, is_all, "; ".join(filter(None, [reason, *left_out])))
+    reason = "; ".join(filter(None, [reason, *left_out]))
+    return DescriptionPage(reports, is_all, reason, None if is_all else last or None)
 
 
 def _report(visited: Visited) -> Description | DamageReport:

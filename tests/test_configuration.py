@@ -29,6 +29,7 @@ def complaint(
 
 
 ERA5 = "[datasets.era5]\nurl = 's3://lab'\nvirtual_chunk_prefixes"
+EM_URL = "SHARDGATE_DATASETS__EM__URL"
 UNKNOWN_STORE = "SHARDGATE_DATASETS__OK__STORE"
 PREFIXES = "datasets.era5.virtual_chunk_prefixes"
 
@@ -282,6 +283,8 @@ def test_invalid_name_of_a_dataset_is_answered_with_a_valid_one(name: str, sugge
         ("SHARDGATE_SERVER__CORS_ORIGINS", "*", "SHARDGATE_SERVER__CORS_ORIGINS: is not a list"),
         ("SHARDGATE_DATASETS__EM__URLL", "s3://b", "SHARDGATE_DATASETS__EM__URLL: is no setting"),
         ("SHARDGATE_DATASETS__EM", "s3://b", "SHARDGATE_DATASETS__EM: Input should be a valid"),
+        (EM_URL, "s3://[b", f"{EM_URL}: Invalid IPv6 URL"),
+        (EM_URL, "http://host/\udcff", f"{EM_URL}: is not UTF-8"),
         ("SHARDGATE_DATASETS__EM__STORE", "lab", "datasets.em.url: is missing"),
         (UNKNOWN_STORE, "lab", f"{UNKNOWN_STORE}: names no [stores]"),
         ("SHARDGATE_SERVER__ROOT_PATH", "x", "SHARDGATE_SERVER__ROOT_PATH: is no path such as"),

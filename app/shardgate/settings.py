@@ -146,7 +146,10 @@ def dataset_url(url: str) -> str:
         raise ValueError("names no bucket or host")
     if "@" in rest.partition("/")[0]:
         raise ValueError("holds credentials, which every log and answer would show")
-    if scheme in {"http", "https"} and (urlsplit(url).query or urlsplit(url).fragment):
+    if scheme != "file" and re.search("[\ud800-\udfff]", rest):  # bytes of a command line
+        raise ValueError("is not UTF-8")
+    parts = urlsplit(url)  # raises for a bracket without an address
+    if scheme in {"http", "https"} and (parts.query or parts.fragment):
         raise ValueError("has a query or fragment, which the keys below it could not carry")
     return url.rstrip("/") if rest.strip("/") else url
 

@@ -196,14 +196,9 @@ def build_repositories(datasets: Datasets, resolver: Resolver, logs: ByteBudget)
         page = OperationsPage(operations=operations, next=next_, ends_early=ends_early)
         return await _answer(page)
 
-    _add_differences(router, Depends(opens(datasets.find, resolver)), logs)
-    return router
-
-
-def _add_differences(router: APIRouter, opening: Any, logs: ByteBudget) -> None:
     @router.get("/diff", response_model=DifferencesPage)
     async def list_differences(
-        opened: Annotated[OpenedRepository, opening],
+        opened: Opened,
         from_: Annotated[str, Query(alias="from", description=f"An ancestor of `to`. {_SPELLED}")],
         to: Annotated[str, Query(description=_SPELLED)] = "@branch.main",
         after: _After = None,
@@ -215,6 +210,8 @@ def _add_differences(router: APIRouter, opening: Any, logs: ByteBudget) -> None:
         """
         page = await read_diff(opened, logs, (from_, to), after, limit)
         return await _answer(DifferencesPage.model_validate(page))
+
+    return router
 
 
 def build_repository_changes(

@@ -15,12 +15,11 @@ from shardgate.formats.surveying import Description, RefDescription, Report
 from shardgate.survey.inspect import DamageReport
 
 NO_COLLECTIONS: Final = "no arrays or other collections in the containers found"
-_PIPED_COLUMNS: Final = 500
 
 
 def show(*drawn: RenderableType) -> None:
     """Print tables; piped output is not wrapped, since a program or a pager reads it."""
-    Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(Group(*drawn))
+    Console(width=None if sys.stdout.isatty() else 500).print(Group(*drawn))
 
 
 def make_progress(text: str) -> Progress:

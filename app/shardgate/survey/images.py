@@ -76,7 +76,6 @@ def _or(default: float | None) -> WrapValidator:
 
 
 _FEW: Final = _at_most(64)
-_FOUR: Final = _at_most(4)
 _SOUND: Final = AfterValidator(lambda items: tuple(each for each in items if each is not None))
 type _Sound[T] = Annotated[tuple[Annotated[T, _or(None)], ...], _FEW, _SOUND, Field(min_length=1)]
 """Items without those that are invalid."""
@@ -94,7 +93,7 @@ class _Transformation(_Lenient):
     translation: Annotated[tuple[_Shift, ...], _FEW] = ()
 
 
-type _Transformations = Annotated[tuple[_Transformation, ...], _FOUR]
+type _Transformations = Annotated[tuple[_Transformation, ...], _at_most(4)]
 
 
 class _OmeLevel(_Lenient):

@@ -63,12 +63,9 @@ from shardgate.survey.images import read_ome
 from shardgate.survey.verify import CHECKSUM_NBYTES, Sweep
 
 LOOK_S: Final = 2.0  # longest look at a folder
-DESCRIBE_S: Final = 5.0  # longest look at a root for a page of descriptions
 MAX_COLLECTIONS: Final = 8
 MAX_REPOSITORIES: Final = 4
 MAX_MEASURED: Final = 64  # shards whose indexes are added up
-MAX_REFS: Final = 8  # branches and tags of a repository in a summary
-_MAIN: Final = "@branch.main"
 _ROOT: Final = VirtualKey("")
 _ATTRIBUTES: Final = ".zattrs"  # of a group of Zarr v2
 _DOCUMENT_NBYTES: Final = 1024 * 1024
@@ -138,7 +135,7 @@ class DescriptionPage(NamedTuple):
 
 
 async def inspect_page(
-    root: Root, *, after: str = "", limit: int, within_s: float = DESCRIBE_S
+    root: Root, *, after: str = "", limit: int, within_s: float = 5.0
 ) -> DescriptionPage:
     """Describe up to *limit* collections below *root* that follow the path *after*, those found
     within *within_s* seconds. Raises: `BadParameterError` if nothing is at *after*.
@@ -454,7 +451,7 @@ class _Summarizer:
     async def _add_repository(self, path: str, layout: Stateful) -> None:
         repository = await open_repository(self._root, join_path(self._path, path))
         states = await layout.states(repository.fetch, repository.listing)
-        tips = await read_tips(repository, islice(states, MAX_REFS))
+        tips = await read_tips(repository, islice(states, 8))
         self.repositories.append(RepositorySummary(path, tips, len(states)))
 
     async def _add_below_ref(self, layout: Stateful, rest: VirtualKey) -> bool:
@@ -481,7 +478,7 @@ class _Summarizer:
             return
         node = None
         if is_versioned:
-            node = join_path(container, join_path(_MAIN, below))
+            node = join_path(container, join_path("@branch.main", below))
         elif found.description.format.startswith("zarr") and not below:  # the draft has one root
             node = join_path(self._path, path)
         await self._append(path, container, node, found)

@@ -9,7 +9,6 @@ from shardgate.errors import ConfigurationError
 from shardgate.model import ObjectRef
 
 _PART: Final = re.compile("(0|[1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
-_HASH_NBYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class KeyPart:
     def holds(self, key: str) -> bool:
         """Return whether *key* is of this part."""
         digest = sha256(key.encode(errors="replace")).digest()
-        return int.from_bytes(digest[:_HASH_NBYTES]) % self.count == self.number
+        return int.from_bytes(digest[:8]) % self.count == self.number
 
     def holds_object(self, root: ObjectRef, ref: ObjectRef) -> bool:
         """Return whether the object, or member, *ref* of a dataset at *root* is of this part."""

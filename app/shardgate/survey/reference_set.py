@@ -5,7 +5,6 @@ that the keys stand for: its readers need no service.
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Final
 from urllib.parse import quote, unquote
 
 from shardgate.concurrency import bounded_gather, take
@@ -32,8 +31,6 @@ from shardgate.read.member_store import resolve
 from shardgate.storage.contract import Listed
 from shardgate.storage.http_store import url_of
 from shardgate.survey.key_part import ALL_KEYS, KeyPart
-
-_BATCH: Final = 128
 
 type Reference = str | Sequence[str | int]
 """A text, a whole object, or a part of one: URL, offset and length in bytes."""
@@ -80,7 +77,7 @@ async def find_references(
 
     tree = Tree(root, Window(folder))
     async with aclosing(tree.walk()) as walk:
-        while batch := await take(walk, _BATCH):
+        while batch := await take(walk, 128):
             after = max(tree.window.after, *(found.key for found in batch))
             tree.window = tree.window._replace(after=after)
             own = [found for found in batch if await _is_own(root, found, part)]

@@ -61,14 +61,8 @@ from shardgate.storage.memory import MemoryStore
 from shardgate.survey.key_part import ALL_KEYS, KeyPart
 from shardgate.survey.sources import Sources, check_object
 
-SHARDS_AT_ONCE: Final = 8
 CHECKSUM_NBYTES: Final = 4
 _ATTEMPTS: Final = 4
-_GAP_BYTES: Final = 64 * 1024
-_SPAN_BYTES: Final = 8 * 1024**2
-_PLANNED_ENTRIES: Final = 4096
-
-
 type OnShard = Callable[[Report], None]
 
 
@@ -114,7 +108,7 @@ class _Verifier:
         self._part = part
         self._on_shard = on_shard
         self._chunks = chunks
-        self._gate = asyncio.Semaphore(SHARDS_AT_ONCE)
+        self._gate = asyncio.Semaphore(8)  # shards that are checked at the same time
         self._sets: set[ObjectRef] = set()
 
     async def run(self) -> None:
@@ -297,10 +291,10 @@ class _ShardCheck:
             await self._check_chunks(store, survey, table)
 
     async def _check_chunks(self, store: ObjectReader, survey: Survey, table: EntryTable) -> None:
-        for planned in batched(table, _PLANNED_ENTRIES):
+        for planned in batched(table, 4096):
             waiting = deque(planned)
             places = [entry.place for entry in planned]
-            for span in coalesce(places, max_gap_nbytes=_GAP_BYTES, max_span_nbytes=_SPAN_BYTES):
+            for span in coalesce(places, max_gap_nbytes=64 * 1024, max_span_nbytes=8 * 1024**2):
                 data = await _read(store, _narrow(survey.whole, span)) if span.length else b""
                 inside = []
                 while waiting and waiting[0].place.stop <= span.stop:

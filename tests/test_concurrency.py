@@ -46,6 +46,21 @@ async def test_gathered_calls_are_bounded(limit: int, most: int) -> None:
     assert seen == most
 
 
+async def test_call_that_is_cancelled_by_itself_cancels_the_caller() -> None:
+    """A call of `bounded_gather` that ends by being cancelled has no result to return."""
+    flights = SingleFlight[int]()
+
+    async def call(number: int) -> None:
+        await flights.run(number, lambda: asyncio.sleep(60))
+
+    gathering = asyncio.create_task(bounded_gather(call, range(3)))
+    await settle()
+    await flights.aclose()
+
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+
+
 async def test_first_error_cancels_the_other_calls() -> None:
     """The first error of `bounded_gather` is raised by itself, and cancels the other calls."""
     cancelled = []

@@ -34,6 +34,8 @@ async def bounded_gather[A, T](
                 group.create_task(work())
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None  # callers catch errors, not groups of them
+    if len(results) < len(items):  # a group passes over a call that was cancelled by itself
+        raise asyncio.CancelledError
     return [results[at] for at in range(len(items))]
 
 

@@ -457,8 +457,10 @@ class _Summarizer:
     async def _add_below_ref(self, layout: Stateful, rest: VirtualKey) -> bool:
         """Add the arrays of a repository below *rest*: a ref, by default ``main``, and a path."""
         found = await layout.collections_below(rest, self._root.fetch, run_in_thread)
-        ref, _, path = rest.rstrip("/").partition("/") if rest.startswith("@") else ("", "", rest)
-        path = path.rstrip("/")
+        ref = ""
+        path = rest.rstrip("/")
+        if path.startswith("@"):
+            ref, _, path = path.partition("/")
         container = self._folder.removesuffix(rest).rstrip("/")
         for each in found[: self._most]:
             if isinstance(each, DamagedError):

@@ -451,7 +451,7 @@ class _Summarizer:
     async def _add_repository(self, path: str, layout: Stateful) -> None:
         repository = await open_repository(self._root, join_path(self._path, path))
         states = await layout.states(repository.fetch, repository.listing)
-        tips = await read_tips(repository, islice(states, 8))
+        tips = await read_tips(repository, islice(states, 8))  # few are shown
         self.repositories.append(RepositorySummary(path, tips, len(states)))
 
     async def _add_below_ref(self, layout: Stateful, rest: VirtualKey) -> bool:

@@ -256,7 +256,7 @@ class Probes:
 
 
 class BodyFetcher:
-    """Joins bodies from new bytes and ranges of old objects, and keeps those that were sent last."""
+    """Joins bodies from new bytes and ranges of old objects, and keeps those sent last."""
 
     def __init__(
         self, reader: ObjectReader | HttpReader, policy: RetryPolicy, on_write: OnWrite

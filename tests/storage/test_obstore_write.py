@@ -36,6 +36,7 @@ from shardgate.storage.obstore_client import (
     open_client,
     stored_headers,
 )
+from shardgate.storage.obstore_write import CloudWriteOptions
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.faults.sites import held_up
 from tests.support.records import replaced
@@ -208,7 +209,8 @@ async def test_a_lost_connection_leaves_time_for_others(
         return opened[-1]
 
     monkeypatch.setattr("shardgate.storage.obstore_write.open_client", open_and_keep)
-    await written.create(b"1")
+    store = CloudStore("gs", written.settings, options=CloudWriteOptions(LONGEST_S))
+    await store.put(written.ref, [b"1"], expected=None)
 
     (client,) = opened
     assert (client.client_options or {})["connect_timeout"] == f"{LONGEST_S / 2:g}s"

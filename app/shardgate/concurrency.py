@@ -14,6 +14,7 @@ from shardgate.errors import BusyError
 _YIELD_EVERY: Final = 64
 # Most attempts of a compare-and-swap; each that fails was overtaken by a write that succeeded.
 _SWAPS: Final = 100
+_SWEEP_S: Final = 1.0
 
 
 async def bounded_gather[A, T](
@@ -102,7 +103,7 @@ class Deadlines:
     def sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer."""
         self.is_sweeping = True
-        loop.call_later(min(1.0, self._longest_s), self.sweep)
+        loop.call_later(min(_SWEEP_S, self._longest_s), self.sweep)
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardgate.model import ByteRange, SuffixRange
+from shardgate.model import ByteRange, SuffixRange, is_key
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 0), (2, 1), (-2, -1)])
@@ -17,6 +17,12 @@ def test_suffix_without_bytes_is_refused(length: int) -> None:
     """A suffix range has at least one byte."""
     with pytest.raises(ValueError, match=f"not a suffix range: {length} bytes"):
         SuffixRange(length)
+
+
+@pytest.mark.parametrize("text", ["/a", "a//b", "a/../b", ".", "a\0", "\ud800", "é" * 513])
+def test_text_that_no_request_can_name_is_no_key(text: str) -> None:
+    """A key has no odd segment, control character or half of a surrogate pair, and 1,024 bytes."""
+    assert not is_key(text)
 
 
 def test_range_inside_of_another_is_translated() -> None:

@@ -16,8 +16,8 @@ SHARDED: Final = "@sharded/"
 
 MAX_KEY_NBYTES: Final = 1024
 """As in S3."""
-FORBIDDEN_IN_KEYS: Final = re.compile(r"[\x00-\x1f\x7f]|^/|//|(?:^|/)\.\.?(?:/|$)")
-"""Control characters, and empty, ``.`` and ``..`` segments."""
+FORBIDDEN_IN_KEYS: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^/|//|(?:^|/)\.\.?(?:/|$)")
+"""Control characters, halves of surrogate pairs, and empty, ``.`` and ``..`` segments."""
 _NOT_IN_SEGMENTS: Final = re.compile(r"[\x00-\x1f\x7f%/]")
 _KEPT_ESCAPE: Final = re.compile(
     "%(2[134-9A-Ca-cFf]|3[AaBbDdFf]|40|5[BbDd])|%(?![0-9A-Fa-f]{2})"  # reserved, and ``%``

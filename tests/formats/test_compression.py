@@ -73,9 +73,14 @@ def test_limit_applies_to_all_gzip_members_together(most_nbytes: int, count: int
         inflate(data + spare + zipped(b"x"), most_nbytes)
 
 
-def test_many_gzip_members_are_inflated_in_linear_time() -> None:
-    """Gzip data of 100,000 empty members inflates, in time linear in its length."""
-    assert inflate(zipped(b"") * 100_000, 100) == b""
+@pytest.mark.parametrize("most_nbytes", [100, _MOST_NBYTES])
+def test_gzip_data_of_very_many_members_are_refused(most_nbytes: int) -> None:
+    """Gzip data of one member for each KiB of the limit, and 4,096 more, inflate; others fail."""
+    most = 4096 + most_nbytes // 1024
+
+    assert inflate(zipped(b"") * most, most_nbytes) == b""
+    with pytest.raises(DecodeError, match="more members than there can be"):
+        inflate(zipped(b"") * (most + 1), most_nbytes)
 
 
 @given(st.sampled_from(list(ENCODERS)), _contents)

@@ -79,6 +79,17 @@ async def test_array_beside_consolidated_metadata_is_found() -> None:
     assert set(await names_of(store)) == {*PATHS, "new"}
 
 
+@pytest.mark.parametrize("name", ["../up/.zarray", "a//.zarray", "\ud800/.zarray"])
+async def test_catalog_names_only_arrays_with_keys(name: str) -> None:
+    """An array in consolidated metadata whose name cannot be in a key is left out."""
+    objects = written(is_consolidated=True)
+    catalog = json.loads(objects[".zmetadata"])
+    catalog["metadata"][name] = catalog["metadata"]["flat/.zarray"]
+    objects[".zmetadata"] = json.dumps(catalog).encode()
+
+    assert set(await names_of(filled(objects))) == set(PATHS)
+
+
 async def test_catalog_hides_no_other_collection() -> None:
     """Shards of Zarr v3 in a group of consolidated arrays, and in the place of one, are found and
     verified; no array is found twice, though the group has a catalog of its own.

@@ -143,7 +143,8 @@ def inflate_to_array(data: bytes, most_nbytes: int, *, wbits: int = _GZIP_WBITS)
     # DEFLATE makes at most 1,032 bytes of one, whatever the trailer says.
     inflated = bytearray(min(inflated_nbytes(data), most_nbytes, 1032 * len(data)))
     end = 0
-    while True:
+    # Encoders write members of many KiB; each takes time, even if it is empty.
+    for _ in range(4096 + most_nbytes // 1024):
         member = zlib_ng.decompressobj(wbits)
         input_nbytes = 4096  # little at first, as input behind the end of a member is copied
         while not member.eof:
@@ -165,6 +166,7 @@ def inflate_to_array(data: bytes, most_nbytes: int, *, wbits: int = _GZIP_WBITS)
         if not rest:
             del inflated[end:]
             return inflated
+    raise DecodeError(f"the {name} data have more members than there can be")
 
 
 def zstd_decompressor(

@@ -159,7 +159,8 @@ def test_each_chunk_size_of_a_scale_is_a_part() -> None:
     ("key", "paths"),
     [("s0", ["s0"]), ("./s0", ["s0"]), ("s0/", ["s0"]), ("a/b", ["a/b"]), ("a//b", ["a/b"]),
      ("a/./b", ["a/b"]), ("a/../s0", ["s0"]), ("", [""]), (".", [""]),
-     *((key, []) for key in ("../s0", "..", "a/../../s0", "/s0", "//s0", "s3://b/s0"))],
+     *((key, []) for key in ("../s0", "..", "a/../../s0", "/s0", "//s0", "s3://b/s0", "\ud800",
+                             "s\0"))],
 )  # fmt: skip
 def test_key_of_a_scale_is_normalized(key: str, paths: list[str]) -> None:
     """The key of a scale is normalized; a scale outside of the directory keeps its sharding."""
@@ -386,7 +387,7 @@ def test_each_array_and_collection_is_described(
     [
         ({"sharding": {"@type": "by_moon"}}, "the sharding is by_moon"),
         ({"sharding": "dense"}, "the sharding is dense"),
-        ({"sharding": RAW_SHARDING, "key": "../s0"}, "its key leads out of the directory"),
+        ({"sharding": RAW_SHARDING, "key": "../s0"}, "its key is no path below the directory"),
         ({"sharding": None}, ""),
         ({}, ""),
     ],

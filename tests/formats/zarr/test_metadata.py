@@ -489,7 +489,7 @@ async def test_consolidated_metadata_without_shards_is_stored_verbatim() -> None
         assert await translated(sent, None, a=PLAIN) == sent
 
 
-@pytest.mark.parametrize("path", ["", "..", "a//b", "../a", "a/.", "/a"])
+@pytest.mark.parametrize("path", ["", "..", "a//b", "../a", "a/.", "/a", "a/", "\ud800"])
 async def test_consolidated_metadata_with_an_invalid_path_is_refused(path: str) -> None:
     """Consolidated metadata with a path outside of the group raises BadBodyError."""
     with pytest.raises(BadBodyError, match="name no node"):

@@ -212,11 +212,13 @@ def test_invalid_metadata_has_no_description(members: dict[str, Any]) -> None:
 
 
 def test_consolidated_metadata_names_the_arrays() -> None:
-    """Names of arrays come from consolidated metadata, without groups; None without it."""
+    """Names of arrays that keys can have come from consolidated metadata; None without it."""
     nodes = {
         "g/b": {"node_type": "array"},
         "g": {"node_type": "group"},
         "a": {"node_type": "array"},
+        "../b": {"node_type": "array"},
+        "\ud800": {"node_type": "array"},
         "x": 1,
     }
     group: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}

@@ -27,6 +27,7 @@ from shardgate.formats.neuroglancer_precomputed.keys import (
 )
 from shardgate.formats.reading import DecodedMetadata, DecodeError, Fetch, RunInThread
 from shardgate.formats.surveying import Description
+from shardgate.model import is_key
 
 _ID_BITS: Final = 64
 _VOLUME: Final = "neuroglancer_multiscale_volume"
@@ -263,7 +264,7 @@ def _objects(document: Json, name: str) -> Iterator[tuple[str, Json]]:
 
 
 def _path_of(member: Json) -> str | None:
-    """Return the directory of *member*, relative to the ``info``; `None` if it is outside."""
+    """Return the directory of *member* as `_normal` does. Raises: `DecodeError`."""
     if not isinstance(member, dict):
         raise DecodeError("is no object")
     key = member.get("key", "")
@@ -273,10 +274,11 @@ def _path_of(member: Json) -> str | None:
 
 
 def _normal(key: str) -> str | None:
+    """Return the directory *key*, relative to the ``info``; `None` if no key leads there."""
     path = normpath(key)
-    if "://" in key or path.startswith("/") or path.partition("/")[0] == "..":
-        return None
-    return "" if path == "." else path
+    if path == ".":
+        return ""
+    return path if is_key(path) and "://" not in key else None
 
 
 def _parts(document: Json, name: str, member: Json, path: str | None) -> Iterator[ShardedPart]:
@@ -407,7 +409,7 @@ def _why_sharded(member: Json) -> str:
     kind = sharding.get("@type") if isinstance(sharding, dict) else sharding
     if kind != SHARDED:
         return f"the sharding is {str(kind)[:80]}"
-    return "its key leads out of the directory of the info"
+    return "its key is no path below the directory of the info"
 
 
 def _text(value: Json) -> str | None:

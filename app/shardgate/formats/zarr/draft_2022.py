@@ -34,7 +34,7 @@ from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.layout import ZarrLimits, chunk_slot, locate_chunk
 from shardgate.formats.zarr.metadata import Node, parse_sent, parse_stored
 from shardgate.formats.zarr.survey import ZarrShards, walk_chunks
-from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole
+from shardgate.model import MISSING, ByteRange, Location, ObjectRef, VirtualKey, Whole, is_key
 
 _CONSOLIDATED: Final = VirtualKey("meta/root/consolidated/.zmetadata")  # only of zarr-python 2
 _CHUNK: Final = "c(?:[0-9]+(?:[/.][0-9]+)*)?"
@@ -291,8 +291,8 @@ class Zarr2022(ZarrLimits):
                 suffix = options.get("metadata_key_suffix", ".json")
             case _:
                 return Hierarchy("", "the metadata are not encoded as JSON")
-        if not isinstance(suffix, str) or len(suffix) > _LONGEST_SUFFIX:
-            raise DecodeError(f"metadata_key_suffix is no short string: {str(suffix)[:80]}")
+        if not isinstance(suffix, str) or len(suffix) > _LONGEST_SUFFIX or not is_key(f"x{suffix}"):
+            raise DecodeError(f"metadata_key_suffix is no short end of a key: {str(suffix)[:80]}")
         return Hierarchy(suffix, _unknown_extension(document.get("extensions")))
 
     def may_rewrite(self, _: bytes) -> bool:

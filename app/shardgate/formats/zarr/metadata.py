@@ -24,7 +24,7 @@ from shardgate.formats.zarr.codecs import (
 )
 from shardgate.formats.zarr.grid import read_chunk_shape, read_shard_edges
 from shardgate.formats.zarr.keys import ChunkKeys
-from shardgate.model import ByteRange, ObjectRef
+from shardgate.model import ByteRange, ObjectRef, is_key
 
 type JsonObject = dict[str, Json]
 
@@ -234,9 +234,10 @@ class NodeTranslator:
         """Restore *node* of consolidated metadata from its own stored document."""
         if not isinstance(node, dict) or node.get("node_type") != "array":
             return node
-        if {"", ".", ".."} & set(path.split("/")):
+        name = f"{path}/zarr.json"
+        if not is_key(name):
             raise BadBodyError(f"the consolidated metadata name no node: {path[:80]}")
-        ref = self.directory.join(f"{path}/zarr.json")
+        ref = self.directory.join(name)
         request = ByteRange(0, self.limit_bytes)
         found = await fetch(Read("metadata", ref, request, Opaque, is_marker=True))
         try:

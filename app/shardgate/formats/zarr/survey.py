@@ -20,7 +20,7 @@ from shardgate.formats.zarr.codecs import codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, ShardingLevel, shard_of
 from shardgate.formats.zarr.metadata import Node, consolidated_nodes
-from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole
+from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole, is_key
 
 _FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})/", re.ASCII)
 
@@ -76,13 +76,13 @@ def describe_served(
 
 
 def array_names(node: Node) -> Sequence[str] | None:
-    """Return the paths of the arrays in a group's consolidated metadata, if it has these."""
+    """Return the paths, as keys spell them, of the arrays in a group's consolidated metadata."""
     if (nodes := consolidated_nodes(parse_json(node.served))) is None:
         return None
     return [
         name
         for name, below in sorted(nodes.items())
-        if isinstance(below, dict) and below.get("node_type") == "array"
+        if isinstance(below, dict) and below.get("node_type") == "array" and is_key(name)
     ]
 
 

@@ -18,7 +18,7 @@ from shardgate.formats.reading import DecodedMetadata, DecodeError, Fetch, Read,
 from shardgate.formats.surveying import ChunkCollection, Listing
 from shardgate.formats.zarr.codecs import shape_of
 from shardgate.formats.zarr.survey import describe_served
-from shardgate.model import ByteRange, ObjectRef, VirtualKey, join_path
+from shardgate.model import ByteRange, ObjectRef, VirtualKey, is_key, join_path
 
 ARRAY: Final = ".zarray"
 GROUP: Final = ".zgroup"
@@ -241,7 +241,7 @@ def _arrays_in(
     arrays = {}
     for name in sorted(documents):
         path, _, last = name.rpartition("/")
-        if last == ARRAY and (not path or {"", ".", ".."}.isdisjoint(path.split("/"))):
+        if last == ARRAY and is_key(name):
             both = documents[name], documents.get(join_path(path, ATTRIBUTES))
             arrays[path] = Zarr2Array(directory.join(path), limit_bytes, both)
     return arrays

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,6 +275,24 @@ def test_document_nested_1024_deep_is_parsed_and_written(innermost: Any) -> None
 
     assert parse_json(text) == document
     assert write_json(document) == text
+
+
+def test_lists_inside_one_another_are_each_looked_at_a_few_times() -> None:
+    """Writing JSON iterates over each list at most four times, however deep the lists are."""
+    looks = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    document: Any = Counted(range(20_000))
+    for _ in range(900):
+        document = Counted([document])
+
+    assert json.loads(write_json(document)) == document
+    assert looks <= 4 * 901
 
 
 @pytest.mark.parametrize("levels", [1025, 1400])

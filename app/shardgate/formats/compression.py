@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Final
 
 import brotli
 import zstandard
@@ -26,7 +26,6 @@ _RAW_WBITS: Final = -15
 _GZIP_WBITS: Final = 31
 
 _MAX_WINDOW_NBYTES: Final = 2**27  # that of Zstandard's highest level
-_FRAME: Final = 0xFD2FB528
 _BLOSC: Final = struct.Struct("<B3xIII")
 """Version, flags and type size; the sizes of the data, of a block and of the frame."""
 
@@ -236,7 +235,7 @@ def _frames(data: memoryview, max_nbytes: int) -> Iterator[tuple[memoryview, int
 
 def _measure_frame(data: memoryview, at: int, most_blocks: int) -> tuple[int, int]:
     """Return the number of blocks of the frame at *at*, and its end."""
-    if _number(data, at, 4) != _FRAME:
+    if _number(data, at, 4) != 0xFD2FB528:  # noqa: PLR2004  magic number, RFC 8878 §3.1.1
         raise DecodeError("damaged zstd: no frame begins here")
     descriptor = _number(data, at + 4, 1)  # RFC 8878 §3.1.1.1
     is_single_segment = descriptor >> 5 & 1
@@ -247,9 +246,10 @@ def _measure_frame(data: memoryview, at: int, most_blocks: int) -> tuple[int, in
     at += 5 + window_nbytes + dictionary_nbytes + size_nbytes
     for blocks in range(1, most_blocks + 1):
         header = _number(data, at, 3)
-        is_last, kind, nbytes = header & 1, header >> 1 & 3, header >> 3
-        at += 3 + (1 if kind == 1 else nbytes)  # kind 1 is one byte that is repeated
-        if is_last:
+        kind = header >> 1 & 3
+        nbytes = 1 if kind == 1 else header >> 3  # kind 1 is one byte that is repeated
+        at += 3 + nbytes
+        if header & 1:  # the last block
             return blocks, at + 4 * has_checksum
     raise DecodeError("damaged zstd: more blocks than there can be")
 
@@ -263,7 +263,7 @@ def _number(data: memoryview, at: int, nbytes: int) -> int:
 def _measure_gzip(data: bytes, most_nbytes: int) -> int:
     try:
         with gzip_ng.GzipNGFile(fileobj=BytesIO(data)) as file:  # type: ignore[no-untyped-call]
-            return _read_to_end(file, most_nbytes)
+            return _count_bytes(file.read, most_nbytes)
     except (EOFError, OSError, zlib_ng.error) as error:  # type: ignore[misc]  # as above
         raise DecodeError(f"damaged gzip: {error}") from None
 
@@ -276,7 +276,7 @@ def _measure_zstd(data: bytes, most_nbytes: int) -> int | None:
             if header.window_size > _MAX_WINDOW_NBYTES:
                 return None
             with zstd_decompressor().stream_reader(frame) as file:
-                nbytes += _read_to_end(file, most_nbytes - nbytes)
+                nbytes += _count_bytes(file.read, most_nbytes - nbytes)
         except zstandard.ZstdError as error:
             raise DecodeError(f"damaged zstd: {error}") from None
     return nbytes
@@ -295,14 +295,10 @@ def _measure_blosc(data: bytes, _: int) -> int:
     return int(nbytes)
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-def _read_to_end(file: _Readable, most_nbytes: int) -> int:
-    """Return the number of bytes in *file*, or one above *most_nbytes*; keep none of them."""
+def _count_bytes(read: Callable[[int], bytes], most_nbytes: int) -> int:
+    """Return how many bytes *read* returns, or a number above *most_nbytes*; keep none of them."""
     nbytes = 0
-    while nbytes <= most_nbytes and (piece := file.read(_PIECE_NBYTES)):
+    while nbytes <= most_nbytes and (piece := read(_PIECE_NBYTES)):
         nbytes += len(piece)
     return nbytes
 

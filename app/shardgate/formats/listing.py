@@ -20,10 +20,8 @@ _REMEMBERED: Final = 64
 
 type Rows = NDArray[np.unsignedinteger]
 type Cell = tuple[int, ...]
-type _Side = Literal["left", "right"]
 
 _NO_ROWS: Final[Rows] = np.empty((1, 0), np.uint64)
-_SIDES: Final[tuple[_Side, _Side]] = ("left", "right")
 
 
 class Name(NamedTuple):
@@ -270,7 +268,8 @@ class Grid:
         ranks = [np.zeros(len(cells), np.intp)]
         for column, axis in zip(cells.T, self.axes, strict=True):
             numbers, places = np.unique(column, return_inverse=True)
-            texts = (axis.first + axis.step * numbers.astype(np.int64)).astype(np.bytes_)
+            # A volume may reach past 2^63, where numpy's numbers would overflow.
+            texts = [str(axis.first + axis.step * number) for number in numbers.tolist()]
             ranks.append(np.argsort(np.argsort(texts))[places])
         return cells[np.lexsort((ranks[0], *reversed(ranks[1:])))]
 
@@ -317,14 +316,15 @@ class Grid:
         for at in Steps(column, axis).walk(window.rest(start)):
             below = (*cell, at)
             shard_at = axis.shard_of(at)
-            low, high = (_find(column, shard_at, side) for side in _SIDES)
+            low = _find(column, shard_at)
+            high = _find(column, shard_at, "right")
             yield from self._walk(wanted, below, rows[low:high, 1:], is_folding=is_folding)
             window = wanted()
             if window.is_past(self.spell(below)) or not window.meets(start):
                 return
 
 
-def _find(column: Rows, number: int, side: _Side = "left") -> int:
+def _find(column: Rows, number: int, side: Literal["left", "right"] = "left") -> int:
     """Search *column* for *number*, of the same type: conversion would take a copy."""
     if number > np.iinfo(column.dtype).max:
         return len(column)

@@ -13,6 +13,7 @@ import numpy as np
 from shardgate.errors import DamagedError, MetadataMissingError
 from shardgate.formats.contract import Layout, StoredObjects, Translator
 from shardgate.formats.reading import (
+    BoundDecoder,
     DecodedMetadata,
     DecodeError,
     Fetch,
@@ -309,16 +310,10 @@ class Searched:
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SearchingDecoder:
-    """Searches a document of at most *limit_bytes* for what any of *dialects* would rewrite."""
-
-    dialects: tuple[Dialect[Any], ...]
-    limit_bytes: int
-
-    def __call__(self, data: bytes) -> Searched:
-        is_whole = len(data) <= self.limit_bytes
-        return Searched(not is_whole or any(each.may_rewrite(data) for each in self.dialects))
+def _search(data: bytes, dialects: tuple[Dialect[Any], ...], most_nbytes: int) -> Searched:
+    """Search a document for what any of *dialects* would rewrite; a longer one may have that."""
+    is_whole = len(data) <= most_nbytes
+    return Searched(not is_whole or any(each.may_rewrite(data) for each in dialects))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +364,7 @@ class DocumentFormat:
         has to be rewritten, else everything is served as it is stored.
         """
         most_nbytes = 16 * self.limit_bytes
-        search = SearchingDecoder(self.dialects, most_nbytes)
+        search = BoundDecoder(_search, (self.dialects, most_nbytes))
         request = ByteRange(0, most_nbytes + 1)
         found = await fetch(
             Read("metadata", read.ref, request, search, None, _text_nbytes, is_marker=True)

@@ -231,7 +231,7 @@ class GridAxis:
 
 
 class _Unread(NamedTuple):
-    """The first coordinates of shards of which the next ones are needed."""
+    """First coordinates of shards of which the next ones are needed."""
 
     shard: Cell
 
@@ -281,8 +281,12 @@ class Grid:
 
         every = range(len(cells))
         at = bisect_left(every, start, key=key_at)
-        while at < len(cells) and not wanted().is_past(key := key_at(at)):
-            if (window := wanted()).admits(key):
+        while at < len(cells):
+            key = key_at(at)
+            window = wanted()
+            if window.is_past(key):
+                return
+            if window.admits(key):
                 yield key
                 at += 1
             else:

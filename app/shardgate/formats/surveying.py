@@ -107,7 +107,8 @@ class EntryTable:
 
     def sound(self, ref: ObjectRef) -> tuple[Column, Ranges]:
         """Return the entries. Raises: `DamagedError` of *ref* for the first fault."""
-        for key, reason in self.faults:
+        if self.faults:
+            key, reason = self.faults[0]
             raise DamagedError(ref, f"{key}: {reason}")
         return self.numbers, self.places
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shardgate.formats.neuroglancer_precomputed.index import (
     MinishardIndex,
-    MinishardIndexDecoder,
-    ShardIndexDecoder,
     Sharding,
+    decode_minishard,
+    decode_shard_index,
 )
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange
@@ -43,7 +43,7 @@ def _shardings(draw: st.DrawFn) -> shards.Sharding:
 
 
 def _decode(data: bytes, *, is_gzip: bool = False) -> MinishardIndex:
-    return MinishardIndexDecoder(is_gzip, _MOST_NBYTES)(data)
+    return decode_minishard(data, "gzip" if is_gzip else "raw", _MOST_NBYTES)
 
 
 @given(_shardings(), st.lists(_ids, max_size=20))
@@ -66,7 +66,7 @@ def test_shard_and_minishard_of_an_id_follow_the_specification(
 def test_shard_index_returns_the_written_places(places: list[list[int]], first: int) -> None:
     """A whole or partial shard index returns each written place, and None for an empty one."""
     data = b"".join(struct.pack("<2Q", *place) for place in places)
-    index = ShardIndexDecoder(len(data), first)(data)
+    index = decode_shard_index(data, len(data), first, None)
 
     assert index.nbytes == len(data)
     assert [index.lookup(first + at) for at in range(len(places))] == [
@@ -108,7 +108,7 @@ def test_lookup_of_a_duplicate_id_raises_decode_error(order: tuple[int, ...]) ->
 def test_entry_of_a_minishard_index_takes_24_bytes(step: int) -> None:
     """A minishard index of 100,000 chunks keeps 2.4 MB and no other buffer."""
     chunks = [(each, each, 1) for each in range(100_000)][::step]
-    index = MinishardIndexDecoder(is_gzip=False, most_nbytes=2**30)(encode_minishard(chunks))
+    index = decode_minishard(encode_minishard(chunks), "raw", 2**30)
 
     assert index.nbytes == 2_400_000
     owners = {}

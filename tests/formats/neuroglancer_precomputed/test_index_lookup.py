@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardgate.errors import DamagedError
-from shardgate.formats.neuroglancer_precomputed.index import MeshManifestDecoder
+from shardgate.formats.neuroglancer_precomputed.index import decode_manifest
 from shardgate.formats.reading import DecodeError
 from tests.support.formats.case import Container
 from tests.support.formats.neuroglancer_precomputed.case import (
@@ -252,8 +252,8 @@ async def test_damage_of_a_shard_in_two_objects_names_the_object(
     assert caught.value.ref == ROOT.join(f"s0/0.{name}")
 
 
-_decode_manifest = MeshManifestDecoder(is_gzip=False, most_nbytes=2**16)
-_inflate = MeshManifestDecoder(is_gzip=True, most_nbytes=2**16)
+_decode_manifest = partial(decode_manifest, encoding="raw", most_nbytes=2**16)
+_inflate = partial(decode_manifest, encoding="gzip", most_nbytes=2**16)
 _lods = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=6), max_size=5)
 
 

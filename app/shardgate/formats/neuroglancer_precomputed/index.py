@@ -20,7 +20,7 @@ from shardgate.errors import DamagedError, VersionChangedError
 from shardgate.formats.compression import deflate, inflate, inflate_to_array
 from shardgate.formats.documents import as_integer
 from shardgate.formats.neuroglancer_precomputed.keys import Ids
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, SuffixRange
 
 ENTRY_NBYTES: Final = 16
@@ -34,7 +34,7 @@ KiB take as long as 16 bytes (0.18 ms), 256 KiB 0.21 ms, 1 MiB 0.33 ms, 4 MiB 0.
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]
 _Bits = Annotated[Integer, Field(ge=0, le=64)]
-type _Encoding = Literal["raw", "gzip"]
+type Encoding = Literal["raw", "gzip"]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Sharding:
     minishard_bits: _Bits
     shard_bits: _Bits
     hash: Literal["identity", "murmurhash3_x86_128"]
-    minishard_index_encoding: _Encoding = "raw"
-    data_encoding: _Encoding = "raw"
+    minishard_index_encoding: Encoding = "raw"
+    data_encoding: Encoding = "raw"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -64,8 +64,8 @@ class Sharding:
         hashed = chunk_id >> self.preshift_bits
         if self.hash == "murmurhash3_x86_128":
             hashed = murmurhash3_x86_128(hashed)
-        minishard = hashed & ((1 << self.minishard_bits) - 1)
-        return hashed >> self.minishard_bits & ((1 << self.shard_bits) - 1), minishard
+        shard = hashed >> self.minishard_bits & ((1 << self.shard_bits) - 1)
+        return shard, hashed & ((1 << self.minishard_bits) - 1)
 
     def addresses(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return the numbers of the shards and of the minishards of *ids*, as `address` does."""
@@ -78,14 +78,19 @@ class Sharding:
     def read_index(
         self, ref: ObjectRef, minishard: int | None = None, data_etag: ETag | None = None
     ) -> "Read[MinishardPlaces]":
-        """Describe the read of the shard index, or of the entry of *minishard* only."""
+        """Describe the read of the shard index, or of the entry of *minishard* only.
+
+        *data_etag* is the version of the object that holds the data, where that is another one.
+        """
         if minishard is None:
-            nbytes = self.index_nbytes
-            decode = ShardIndexDecoder(nbytes, data_etag=data_etag)
-            return Read("shard-index", ref, ByteRange(0, nbytes), decode)
-        start = minishard * ENTRY_NBYTES
-        decode = ShardIndexDecoder(ENTRY_NBYTES, minishard, data_etag)
-        return Read("index-entry", ref, ByteRange(start, start + ENTRY_NBYTES), decode)
+            place = ByteRange(0, self.index_nbytes)
+        else:
+            start = minishard * ENTRY_NBYTES
+            place = ByteRange(start, start + ENTRY_NBYTES)
+        # Beside other data the same bytes are another entry of the cache.
+        decode = BoundDecoder(decode_shard_index, (place.length, minishard or 0, data_etag))
+        kind = "shard-index" if minishard is None else "index-entry"
+        return Read(kind, ref, place, decode)
 
     def shard_name(self, shard: int) -> str:
         """Return the name of a shard file without its ending ("Shard data files")."""
@@ -117,21 +122,11 @@ class MinishardPlaces:
         return ByteRange(start, stop) if start < stop else None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardIndexDecoder:
-    """Decodes *nbytes* of a shard index that begin with minishard *first*."""
-
-    nbytes: int
-    first: int = 0
-    data_etag: ETag | None = None
-    """The version of the object that holds the data, where that is another one."""
-
-    def __call__(self, data: bytes) -> MinishardPlaces:
-        if len(data) != self.nbytes:
-            raise DecodeError(
-                f"{len(data)} bytes of shard index instead of {self.nbytes}: it is truncated"
-            )
-        return MinishardPlaces(data, self.first)
+def decode_shard_index(data: bytes, nbytes: int, first: int, _: ETag | None) -> MinishardPlaces:
+    """Decode *nbytes* of a shard index that begin with minishard *first*."""
+    if len(data) != nbytes:
+        raise DecodeError(f"{len(data)} bytes of shard index instead of {nbytes}: it is truncated")
+    return MinishardPlaces(data, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,39 +154,35 @@ class MinishardIndex:
         return ByteRange(self.starts[at], self.stops[at])
 
 
-@dataclass(frozen=True, slots=True)
-class MinishardIndexDecoder:
-    """Decodes a minishard index ("Minishard index format")."""
-
-    is_gzip: bool
-    most_nbytes: int
-
-    def __call__(self, data: bytes) -> MinishardIndex:
-        """Undo the deltas, modulo 2^64; a chunk that ends past that is refused."""
-        decoded = inflate_to_array(data, self.most_nbytes) if self.is_gzip else bytearray(data)
-        if len(decoded) % 24:  # a chunk id, a start and a size
-            raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
-        rows = np.frombuffer(decoded, "<u8").reshape(3, -1)
-        np.cumsum(rows[0], out=rows[0])
-        rows[1] += rows[2]  # a start counts from the stop before: with the size it leads to its own
-        np.cumsum(rows[1], out=rows[1])
-        np.subtract(rows[1], rows[2], out=rows[2])
-        ids, stops, starts = rows
-        if (wrong := np.flatnonzero(starts > stops)).size:
-            raise DecodeError(f"chunk {ids[wrong[0]]} ends past 2^64")
-        if (ids[1:] < ids[:-1]).any():
-            order = np.argsort(ids, kind="stable")
-            ids, starts, stops = ids[order], starts[order], stops[order]
-        return MinishardIndex(ids.data, starts.data, stops.data)
+def decode_minishard(data: bytes, encoding: Encoding, most_nbytes: int) -> MinishardIndex:
+    """Decode a minishard index ("Minishard index format"): undo the deltas, modulo 2^64; a chunk
+    that ends past that is refused. Raises: `DecodeError`.
+    """
+    is_gzip = encoding == "gzip"
+    decoded = inflate_to_array(data, most_nbytes) if is_gzip else bytearray(data)
+    if len(decoded) % 24:  # a chunk id, a start and a size
+        raise DecodeError(f"a minishard index of {len(decoded)} bytes, no multiple of 24")
+    rows = np.frombuffer(decoded, "<u8").reshape(3, -1)
+    np.cumsum(rows[0], out=rows[0])
+    rows[1] += rows[2]  # a start counts from the stop before: with the size it leads to its own
+    np.cumsum(rows[1], out=rows[1])
+    np.subtract(rows[1], rows[2], out=rows[2])
+    ids, stops, starts = rows
+    if (wrong := np.flatnonzero(starts > stops)).size:
+        raise DecodeError(f"chunk {ids[wrong[0]]} ends past 2^64")
+    if (ids[1:] < ids[:-1]).any():
+        order = np.argsort(ids, kind="stable")
+        ids, starts, stops = ids[order], starts[order], stops[order]
+    return MinishardIndex(ids.data, starts.data, stops.data)
 
 
-def encode_minishard(ids: Ids, starts: Ids, stops: Ids, *, is_gzip: bool) -> bytes:
+def encode_minishard(ids: Ids, starts: Ids, stops: Ids, encoding: Encoding) -> bytes:
     """Encode the chunks of a minishard, in the order of their ids: each row less the one before."""
     zero = np.zeros(1, np.uint64)
     before = np.concatenate([zero, stops])[:-1]
     rows = np.diff(ids, prepend=zero), starts - before, stops - starts
     encoded = np.concatenate(rows, dtype="<u8").tobytes()
-    return deflate(encoded) if is_gzip else encoded
+    return deflate(encoded) if encoding == "gzip" else encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,30 +286,24 @@ class MeshManifest:
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MeshManifestDecoder:
-    """Decodes a manifest ("Encoded manifest format" of the mesh documents)."""
-
-    is_gzip: bool
-    most_nbytes: int
-
-    def __call__(self, data: bytes) -> MeshManifest:
-        if self.is_gzip:
-            data = inflate(data, self.most_nbytes)
-        at = 24  # after chunk_shape and grid_origin
-        (num_lods,) = map(int, _uint32s(data, 1, at))
-        at += 4 + num_lods * 16  # a scale, and the three coordinates of a vertex offset
-        counts = _uint32s(data, num_lods, at)
-        if num_lods > 2**10:  # each takes time, and halves the resolution: a few dozen are possible
-            raise DecodeError(f"the mesh manifest is of {num_lods} levels of detail")
-        at += counts.nbytes
-        total = 0
-        for count in map(int, counts):
-            at += count * 12  # the three coordinates of a position
-            sizes = _uint32s(data, count, at)
-            total += int(sizes.sum(dtype=np.uint64))
-            at += sizes.nbytes
-        return MeshManifest(total)
+def decode_manifest(data: bytes, encoding: Encoding, most_nbytes: int) -> MeshManifest:
+    """Decode a manifest ("Encoded manifest format" of the mesh documents)."""
+    if encoding == "gzip":
+        data = inflate(data, most_nbytes)
+    at = 24  # after chunk_shape and grid_origin
+    num_lods = int(_uint32s(data, 1, at)[0])
+    at += 4 + num_lods * 16  # a scale, and the three coordinates of a vertex offset
+    counts = _uint32s(data, num_lods, at)
+    if num_lods > 2**10:  # each takes time, and halves the resolution: a few dozen are possible
+        raise DecodeError(f"the mesh manifest is of {num_lods} levels of detail")
+    at += counts.nbytes
+    total = 0
+    for count in map(int, counts):
+        at += count * 12  # the three coordinates of a position
+        sizes = _uint32s(data, count, at)
+        total += int(sizes.sum(dtype=np.uint64))
+        at += sizes.nbytes
+    return MeshManifest(total)
 
 
 def _uint32s(data: bytes, count: int, at: int) -> NDArray[np.uint32]:

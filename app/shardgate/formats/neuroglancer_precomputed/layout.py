@@ -95,23 +95,22 @@ class PrecomputedLayout(Layout):
         """
         if key == MARKER:
             return show(self.directory.join(MARKER), self.info)
+        if (found := await self._find(key, fetch)) is not None:
+            return await self._locate_chunk(*found, fetch)
         path, _, name = key.rpartition("/")
-        parts = self.info.value.parts_at.get(path, ())
-        for part in parts:
-            if (chunk_id := part.names.parse(name)) is not None:
-                return await self._locate_chunk(part, chunk_id, fetch)
-        if (numbered := await self._numbered(key, fetch)) is not None:
-            return await self._locate_chunk(*numbered, fetch)
-        if any(part.names.owns(name) for part in parts):
+        if any(part.names.owns(name) for part in self.info.value.parts_at.get(path, ())):
             return MISSING
-        self._check(path, name)
+        self._check_part(path, name)
         return Whole(self.directory.join(key))
 
-    async def _numbered(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
-        """Return the part and the chunk id if *key* is the id alone of a possible chunk, and no
-        object is served under that name.
+    async def _find(self, key: VirtualKey, fetch: Fetch) -> tuple[ShardedPart, int] | None:
+        """Return the part and the chunk id if *key* is the name of a possible chunk, or its id
+        alone and no object is served under that name.
         """
         path, _, name = key.rpartition("/")
+        for each in self.info.value.parts_at.get(path, ()):
+            if (chunk_id := each.names.parse(name)) is not None:
+                return each, chunk_id
         if (chunk_id := ID_NAMES.parse(name)) is None:
             return None
         parts = self._parts_at(path)
@@ -133,7 +132,7 @@ class PrecomputedLayout(Layout):
         values = [info.values] if info.values is not None and not path else []
         return [*info.parts_at.get(path, ()), *values]
 
-    def _check(self, path: str, name: str) -> None:
+    def _check_part(self, path: str, name: str) -> None:
         """Raise `DamagedError` where *name* may be that of a chunk of a malformed member."""
         fault = self.info.value.faults_at.get(path)
         if fault is not None and LIKE_A_CHUNK.fullmatch(name):
@@ -151,14 +150,10 @@ class PrecomputedLayout(Layout):
 
     async def target(self, key: VirtualKey, fetch: Fetch) -> Target:
         """Find where *key* is written; shards themselves cannot be, as chunks would be lost."""
-        path, _slash, name = key.rpartition("/")
-        parts = self.info.value.parts_at.get(path, ())
-        for part in parts:
-            if (chunk_id := part.names.parse(name)) is not None:
-                return self._slot(part, chunk_id)
-        if (numbered := await self._numbered(key, fetch)) is not None:
-            return self._slot(*numbered)
-        for part in parts:
+        if (found := await self._find(key, fetch)) is not None:
+            return self._slot(*found)
+        path, _, name = key.rpartition("/")
+        for part in self.info.value.parts_at.get(path, ()):
             if part.names.owns(name):
                 raise BadKeyError(f"{key} is the name of no chunk: {part.names.rule}")
         if any(self._shards(part).hides(name) for part in self._parts_at(path)):
@@ -166,7 +161,7 @@ class PrecomputedLayout(Layout):
                 f"{key} is a shard: its chunks are written by their own keys, and the whole object"
                 f' below {SHARDED}, or through a dataset with view = "raw"'
             )
-        self._check(path, name)
+        self._check_part(path, name)
         return Whole(self.directory.join(key))
 
     def _slot(self, part: ShardedPart, chunk_id: int) -> Slot:
@@ -215,12 +210,14 @@ class PrecomputedLayout(Layout):
     async def collections(
         self, _: Fetch, __: Listing, ___: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
-        return [
-            DamagedError(self.directory.join(MARKER), str(each))
-            if isinstance(each, DecodeError)
-            else ChunkCollection(each.description, self._shards(each.part) if each.part else None)
-            for each in describe(self.info.value)
-        ]
+        found: list[ChunkCollection | DamagedError] = []
+        for each in describe(self.info.value):
+            if isinstance(each, DecodeError):
+                found.append(DamagedError(self.directory.join(MARKER), str(each)))
+            else:
+                shards = None if each.part is None else self._shards(each.part)
+                found.append(ChunkCollection(each.description, shards))
+        return found
 
     async def shards_at(self, key: VirtualKey, __: Fetch) -> PrecomputedShards | None:
         """Return the shards below the path of *key*, preferably those for such names."""
@@ -266,7 +263,7 @@ class VolumeWalk:
         return Grid(axes, lambda cell: lead + names.beginning(cell))
 
     async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
-        """Find the stored shards."""
+        """Find the stored shards; see `GridWalk`."""
         for number in await self.shards.stored(io.list_objects):
             yield self._cells(self.shards.numbered(number), io)
 

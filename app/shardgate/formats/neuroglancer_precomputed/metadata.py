@@ -490,27 +490,25 @@ def _restore(old: Info, document: Json, new: Info | None) -> bool:
             raise ConflictError(f"the stored shards hold {name}, and no other @type")
         if here:
             found = here.pop(0)
-            _check_sharding(name, member, found)
-            _check_meaning(name, (old.document, member), (document, found))
+            _check_unchanged(name, (old.document, member), (document, found))
             found["sharding"] = member["sharding"]
             is_any = True
     return is_any
 
 
-def _check_sharding(name: str, old: Json, new: Json) -> None:
-    sharding = new.get("sharding")
-    if sharding is not None and not _is_same_sharding(old["sharding"], sharding):
-        called = _called(name, old)
-        raise ConflictError(f"{called} is stored in shards, and its sharding cannot change")
-
-
-def _check_meaning(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
-    """Compare members, each with its document, that give the stored chunks a meaning."""
+def _check_unchanged(name: str, old: tuple[Json, Json], new: tuple[Json, Json]) -> None:
+    """Check that the sharding, and what gives the stored chunks a meaning, are the same in a member
+    of two documents, each of which stands before its member. Raises: `ConflictError`.
+    """
+    member = old[1]
+    sharding = new[1].get("sharding")
     meaning = _meaning(name, *new)
-    for aspect, value in _meaning(name, *old).items():
-        if meaning[aspect] != value:
-            called = _called(name, old[1])
-            raise ConflictError(f"{called} is stored in shards, and {aspect} cannot change")
+    changed = [each for each, value in _meaning(name, *old).items() if meaning[each] != value]
+    if sharding is not None and not _is_same_sharding(member["sharding"], sharding):
+        changed.insert(0, "its sharding")
+    if changed:
+        called = _called(name, member)
+        raise ConflictError(f"{called} is stored in shards, and {changed[0]} cannot change")
 
 
 def _is_same_sharding(old: Json, new: Json) -> bool:

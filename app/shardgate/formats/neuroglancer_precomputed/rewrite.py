@@ -99,12 +99,12 @@ class ChunkRewriter:
         sharding = self.shard.part.sharding
         entries = np.zeros((1 << sharding.minishard_bits, 2), "<u8")
         end = int(stops[-1])
-        is_gzip = sharding.minishard_index_encoding == "gzip"
         numbers, firsts = np.unique(owners, return_index=True)
         minishards: list[bytes] = []
         for number, edges in zip(numbers, pairwise([*firsts.tolist(), len(ids)]), strict=True):
-            columns = (column[slice(*edges)] for column in (ids, starts, stops))
-            encoded = encode_minishard(*columns, is_gzip=is_gzip)
+            rows = slice(*edges)
+            encoding = sharding.minishard_index_encoding
+            encoded = encode_minishard(ids[rows], starts[rows], stops[rows], encoding)
             entries[number] = end, end + len(encoded)
             end += len(encoded)
             minishards.append(encoded)

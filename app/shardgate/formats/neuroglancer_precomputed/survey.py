@@ -13,16 +13,17 @@ from shardgate.formats.compression import inflate
 from shardgate.formats.listing import ListNames
 from shardgate.formats.neuroglancer_precomputed.index import (
     MAX_WHOLE_INDEX_NBYTES,
-    MeshManifestDecoder,
+    Encoding,
     Minishard,
     MinishardIndex,
-    MinishardIndexDecoder,
     ShardObject,
+    decode_manifest,
+    decode_minishard,
     open_shard,
 )
 from shardgate.formats.neuroglancer_precomputed.keys import ID_NAMES, Ids
 from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
 
@@ -123,9 +124,10 @@ class PrecomputedShard:
         return self.directory.join(self.part.path).join(self.part.sharding.shard_name(self.number))
 
     @property
-    def decoder(self) -> MinishardIndexDecoder:
-        is_gzip = self.part.sharding.minishard_index_encoding == "gzip"
-        return MinishardIndexDecoder(is_gzip, self.most_nbytes)
+    def decoder(self) -> BoundDecoder[Encoding, int, MinishardIndex]:
+        """Decoder of minishard indexes."""
+        encoding = self.part.sharding.minishard_index_encoding
+        return BoundDecoder(decode_minishard, (encoding, self.most_nbytes))
 
     def chunk_key(self, chunk_id: int) -> VirtualKey:
         name = self.part.names.format(chunk_id)
@@ -164,7 +166,8 @@ class PrecomputedShard:
         if place.length > self.most_nbytes:
             reason = f"the manifest at {place} is longer than {self.most_nbytes} bytes"
             raise DamagedError(ref, reason)
-        decode = MeshManifestDecoder(self.part.sharding.data_encoding == "gzip", self.most_nbytes)
+        encoding = self.part.sharding.data_encoding
+        decode = BoundDecoder(decode_manifest, (encoding, self.most_nbytes))
         if (found := await fetch(Read("mesh-manifest", ref, place, decode, version))) is None:
             raise VersionChangedError(ref)
         start = place.start - found.value.fragments_nbytes
@@ -236,7 +239,8 @@ def _find_indexes(shard: ShardObject, most_nbytes: int) -> tuple[Ids, Ranges]:
     length = np.uint64(shard.region.byte_range.length)
     is_wrong = (starts > stops) | (stops > length) | (stops - starts > np.uint64(most_nbytes))
     is_wrong[1:] |= stops[:-1] > starts[1:]
-    for number in numbers[is_wrong].tolist():
+    if is_wrong.any():
+        number = int(numbers[is_wrong][0])
         place = shard.find(number, most_nbytes)  # raises where it is not only the place
         raise DamagedError(shard.index_ref, f"minishard index {number} at {place} overlaps another")
     return numbers.astype(np.uint64), Ranges(starts, stops)
@@ -304,14 +308,16 @@ class ShardTables:
         return None if found is None else found.byte_range
 
     def _open(self, number: int) -> Minishard | None:
-        for at in np.flatnonzero(self.numbers == np.uint64(number)).tolist():
-            place = ByteRange(*(int(column[at]) for column in self.places))
-            try:
-                index = self.shard.decoder(next(self._encoded(slice(at, at + 1))))
-            except DecodeError as error:
-                raise DamagedError(self.region.ref, f"minishard index {number}: {error}") from error
-            return Minishard(place, index, self.region)
-        return None
+        found = np.flatnonzero(self.numbers == np.uint64(number))
+        if not found.size:
+            return None
+        at = int(found[0])
+        place = ByteRange(*(int(column[at]) for column in self.places))
+        try:
+            index = self.shard.decoder(next(self._encoded(slice(at, at + 1))))
+        except DecodeError as error:
+            raise DamagedError(self.region.ref, f"minishard index {number}: {error}") from error
+        return Minishard(place, index, self.region)
 
     def _encoded(self, rows: slice) -> Iterator[bytes]:
         nbytes = self.places.stops - self.places.starts
@@ -336,7 +342,7 @@ class ShardTables:
         }
         sound = np.ones(len(ids), np.bool_)
         for reason, is_wrong in checks.items():
-            faults += self._name(np.unique(ids[sound & is_wrong]), reason)
+            faults += self._faults(np.unique(ids[sound & is_wrong]), reason)
             sound &= ~is_wrong
         first = np.uint64(region.start)
         places = Ranges(starts[sound] + first, stops[sound] + first)
@@ -367,7 +373,7 @@ class ShardTables:
         counts = np.array(list(map(len, found.values())), np.int64)
         return ids, starts, stops, np.repeat(np.array(list(found), np.uint64), counts)
 
-    def _name(self, ids: Ids, reason: str) -> Iterator[Fault]:
+    def _faults(self, ids: Ids, reason: str) -> Iterator[Fault]:
         """Yield a fault for each of the first chunks *ids*, and one for all others."""
         covered = self.shard.part.names.covers(ids)
         named = zip(ids[:_NAMED_FAULTS].tolist(), covered.tolist(), strict=False)
@@ -381,12 +387,12 @@ class ShardTables:
         """Check gzip, the encoding of voxels, or that the fragments of a manifest fit before it."""
         part = self.shard.part
         most_nbytes = self.shard.most_nbytes
-        is_gzip = part.sharding.data_encoding == "gzip"
+        encoding = part.sharding.data_encoding
         try:
             if part.kind is Kind.MANIFESTS:
-                manifest = MeshManifestDecoder(is_gzip, most_nbytes)(data)
+                manifest = decode_manifest(data, encoding, most_nbytes)
                 return self._check_fragments(entry, manifest.fragments_nbytes)
-            if is_gzip:
+            if encoding == "gzip":
                 data = inflate(data, most_nbytes)
         except DecodeError as error:
             return str(error)

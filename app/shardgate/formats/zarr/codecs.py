@@ -67,9 +67,12 @@ def shape_of(value: Json, name: str, ndim: int | None = None, least: int = 1) ->
 
 def has_sharding(codecs: Json) -> bool:
     """Return whether the outermost codec chain has ``sharding_indexed``."""
-    if not isinstance(codecs, list):
-        return False
-    return "sharding_indexed" in [c.get("name") if isinstance(c, dict) else c for c in codecs]
+    return isinstance(codecs, list) and "sharding_indexed" in _names(codecs)
+
+
+def _names(codecs: Sequence[Json]) -> list[Json]:
+    """Return the names of *codecs*, also of malformed ones."""
+    return [codec.get("name") if isinstance(codec, dict) else codec for codec in codecs]
 
 
 type Flat = tuple[tuple[ShardingLevel, ...], tuple[Json, ...]]
@@ -92,7 +95,8 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
     # Only transposes may stand before: they permute the axes in which the codec counts.
     for codec in codecs[:at]:
         order = _transpose_order(codec, len(shape))
-        shape, axes = _permute(shape, order), _permute(axes, order)
+        shape = _permute(shape, order)
+        axes = _permute(axes, order)
     if unknown := set(names[at + 1 :]) - {"crc32c"}:
         raise DecodeError(f"{min(unknown):.80} after sharding_indexed hides where chunks lie")
     sharding = configuration(codecs[at])
@@ -104,33 +108,24 @@ def _flatten(codecs: Json, shape: tuple[int, ...], axes: tuple[int, ...]) -> Fla
         raise DecodeError(
             f"inner chunks of {list(chunk_shape)} do not divide shards of {list(shape)}"
         )
+    counts = tuple(outer // inner for outer, inner in zip(shape, chunk_shape, strict=True))
     trailer_nbytes = CHECKSUM_NBYTES * _checksum_count(names[at + 1 :])
-    level = _level(sharding, shape, chunk_shape, axes, trailer_nbytes)
+    index = _index_codec(sharding, counts, trailer_nbytes)
+    back = tuple(axes.index(axis) for axis in range(len(axes)))  # to the axes of the array
+    level = ShardingLevel.of(_permute(chunk_shape, back), _permute(counts, back), index, axes)
     inner_codecs = sharding.get("codecs", [_LITTLE])
     if not isinstance(inner_codecs, list) or not inner_codecs:
         raise DecodeError("sharding_indexed has no list of codecs")
-    inner: Flat = (), tuple(map(_current_spelling, inner_codecs))
+    inner_levels: tuple[ShardingLevel, ...] = ()
+    flat: tuple[Json, ...] = tuple(map(_current_spelling, inner_codecs))
     if has_sharding(inner_codecs):
         with suppress(DecodeError):
-            flattened = _flatten(inner_codecs, chunk_shape, axes)
+            found, deeper = _flatten(inner_codecs, chunk_shape, axes)
             # Only of outermost shards it is tried whether the index has a checksum.
-            if flattened[0][0].index.checksum_count is not None:
-                inner = flattened
-    levels, flat = inner
-    return (level, *levels), (*codecs[:at], *flat)
-
-
-def _level(
-    sharding: dict[str, Json],
-    shape: tuple[int, ...],
-    chunk_shape: tuple[int, ...],
-    axes: tuple[int, ...],
-    trailer_nbytes: int,
-) -> ShardingLevel:
-    counts = tuple(outer // inner for outer, inner in zip(shape, chunk_shape, strict=True))
-    back = tuple(axes.index(axis) for axis in range(len(axes)))  # to the axes of the array
-    index = _index_codec(sharding, counts, trailer_nbytes)
-    return ShardingLevel.of(_permute(chunk_shape, back), _permute(counts, back), index, axes)
+            if found[0].index.checksum_count is not None:
+                inner_levels = found
+                flat = deeper
+    return (level, *inner_levels), (*codecs[:at], *flat)
 
 
 def _index_codec(
@@ -261,14 +256,15 @@ class ChunkForm:
             found = MEASURES[self.compressor](frame, most_nbytes)
         except DecodeError as error:
             return str(error)
-        if None in (found, expected) or found == expected:
+        is_known = found is not None and expected is not None
+        if not is_known or found == expected:
             return None
         return f"{self.compressor} holds {found} bytes instead of {expected}"
 
 
 def chunk_form(codecs: Sequence[Json], chunk_shape: Sequence[int], data_type: Json) -> ChunkForm:
     """Return the form of chunks of *chunk_shape* that *codecs* have encoded."""
-    names = [codec.get("name") if isinstance(codec, dict) else codec for codec in codecs]
+    names = _names(codecs)
     element = item_nbytes(data_type)
     nbytes = None if element is None else math.prod(chunk_shape) * element
     has_checksum = names[-1:] == ["crc32c"]
@@ -288,9 +284,9 @@ def _encoded_nbytes(nbytes: int | None, names: Sequence[Json]) -> int | None:
 
 def has_intact_checksum(data: bytes) -> bool:
     """Return whether *data* ends in the CRC-32C of all before it, 4 bytes, little-endian."""
-    body, checksum = data[:-CHECKSUM_NBYTES], data[-CHECKSUM_NBYTES:]
-    expected = int.from_bytes(checksum, "little")
-    return len(checksum) == CHECKSUM_NBYTES and crc32c.crc32c(body) == expected
+    checksum = data[-CHECKSUM_NBYTES:]
+    expected = crc32c.crc32c(data[:-CHECKSUM_NBYTES])
+    return checksum == expected.to_bytes(CHECKSUM_NBYTES, "little")
 
 
 def item_nbytes(data_type: Json) -> int | None:

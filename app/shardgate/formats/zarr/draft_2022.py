@@ -235,13 +235,11 @@ class ReadOnlyTranslator:
     is_of_all: bool
 
     def is_marker(self, _: bytes) -> bool:
-        """Return true: the metadata of an array give its keys a meaning."""
-        return True
+        return True  # the metadata of an array give its keys a meaning
 
     async def translate(
         self, sent: bytes, stored: bytes | None, _: Fetch, run_in_thread: RunInThread
     ) -> bytes:
-        """Return *sent*, the metadata of an array. Raises: `ConflictError`."""
         parsed = await run_in_thread(parse_sent, sent)
         for document in (parsed, await run_in_thread(parse_stored, stored)):
             is_sharded = isinstance(document, dict) and bool(document.get(_TRANSFORMERS))
@@ -302,7 +300,7 @@ class Zarr2022(ZarrLimits):
         return HierarchyLayout(directory, spec.value, self)
 
     def translator(self, _: ObjectRef) -> None:
-        """Return `None`: an entry point has nothing to do with shards."""
+        return None  # an entry point has nothing to do with shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +361,6 @@ class HierarchyLayout(Layout):
         return StoredContainer(self.directory, self)
 
     async def explain_absence(self, key: VirtualKey, fetch: Fetch) -> str:
-        """Return the grid of chunks that *key* is not on."""
         array = await self._array_of(key, fetch)
         return "" if array is None else array.explain_absence(key, array_of(key) or "")
 

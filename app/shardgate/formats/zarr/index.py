@@ -91,10 +91,9 @@ class IndexCodec:
         count = 1 if self.checksum_count is None else self.checksum_count
         nbytes = self.entry_count * ENTRY_NBYTES + count * CHECKSUM_NBYTES
         object.__setattr__(self, "nbytes", nbytes)
-        request: ByteRange | SuffixRange = SuffixRange(nbytes + self.trailer_nbytes)
-        if self.location == "start":
-            request = ByteRange(0, nbytes)
-        object.__setattr__(self, "request", request)
+        is_first = self.location == "start"
+        end = SuffixRange(nbytes + self.trailer_nbytes)
+        object.__setattr__(self, "request", ByteRange(0, nbytes) if is_first else end)
 
     @property
     def is_read_whole(self) -> bool:
@@ -163,8 +162,8 @@ class IndexCodec:
 
     def read_entry(self, shard: Stored | Part, entry: int) -> Read[ShardIndex]:
         """Describe the read of one *entry* as an index of its own; there must be no transpose."""
-        place = shard.byte_range.narrow(self.place_in(shard))
-        place = place.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
+        index = shard.byte_range.narrow(self.place_in(shard))
+        place = index.narrow(ByteRange(entry * ENTRY_NBYTES, (entry + 1) * ENTRY_NBYTES))
         decode = IndexCodec((), self.location, self.big_endian, checksum_count=0)
         return Read("index-entry", shard.ref, place, decode, shard.version)
 
@@ -264,7 +263,9 @@ def shard_of(shard: Whole | Stored | Part, found: Versioned[Any] | None) -> Stor
     """
     match shard:
         case Whole(ref):
-            return found and Stored(ref, ByteRange(0, found.size), found.etag)
+            if found is None:
+                return None
+            return Stored(ref, ByteRange(0, found.size), found.etag)
         case Stored(ref, place) | Part(ref, place):
             if found is None:
                 raise DamagedError(ref, ABSENT_SOURCE)

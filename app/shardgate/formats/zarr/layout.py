@@ -31,7 +31,6 @@ from shardgate.model import (
 )
 
 type Chunk = Stored | Whole | Inline | Missing
-
 type ShardPlace = Chunk | Part
 
 MARKER: Final = VirtualKey("zarr.json")
@@ -118,7 +117,6 @@ class ZarrLayout(Layout):
         return StoredContainer(self.directory, self)
 
     async def explain_absence(self, key: VirtualKey, _: Fetch) -> str:
-        """Return the grid of chunks that *key* is not on."""
         array = self.node.value.array
         name = self.directory.key.rpartition("/")[2]
         return "" if array is None else array.explain_absence(key, name)
@@ -146,10 +144,10 @@ async def locate_chunk(
         return Whole(directory.join(key))
     if (origin := array.origin(coords)) is None:
         return MISSING
-    coords, levels, element = array.shard(origin)
-    location: Chunk = Whole(directory.join(array.keys.format(coords)))
-    for level in levels:
-        entry = level.entry(element)
+    shard = array.shard(origin)
+    location: Chunk = Whole(directory.join(array.keys.format(shard.coords)))
+    for level in shard.levels:
+        entry = level.entry(shard.element)
         location = await locate_entry(
             location, level.index, entry, fetch, limits.whole_index_nbytes
         )
@@ -165,9 +163,11 @@ def chunk_slot(directory: ObjectRef, array: ArraySpec, key: str, limits: ZarrLim
     shard = array.shard(origin)
     ref = directory.join(array.keys.format(shard.coords))
     indexes = tuple(level.index for level in shard.levels)
-    most_nbytes = limits.written_nbytes
-    if (largest := max(index.nbytes for index in indexes)) > most_nbytes:
-        raise ReadOnlyError(f"{ref}: a shard index of {largest} bytes, over {most_nbytes}")
+    largest = max(index.nbytes for index in indexes)
+    if largest > limits.written_nbytes:
+        raise ReadOnlyError(
+            f"{ref}: a shard index of {largest} bytes, over {limits.written_nbytes}"
+        )
     return Slot(ZarrRewriter(ref, indexes, array.chunk), shard.entry)
 
 

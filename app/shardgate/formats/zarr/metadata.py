@@ -22,7 +22,7 @@ from shardgate.formats.zarr.codecs import (
     shape_of,
     unshard,
 )
-from shardgate.formats.zarr.grid import read_chunk_shape, read_shard_edges
+from shardgate.formats.zarr.grid import ShardEdges, read_chunk_shape, read_shard_edges
 from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import ByteRange, ObjectRef, is_key
 
@@ -115,9 +115,10 @@ def parse_array(document: dict[str, Json]) -> ArraySpec:
             raise DecodeError(f"the extension {name:.80} must be understood")
     shape = shape_of(document.get("shape"), "shape", least=0)
     grid = document.get("chunk_grid")
+    edges: tuple[ShardEdges, ...] = ()
     shard_shape = read_chunk_shape(grid, len(shape))
-    edges = read_shard_edges(grid, shape) if shard_shape is None else ()
     if shard_shape is None:
+        edges = read_shard_edges(grid, shape)
         shard_shape = tuple(max(each.lengths) for each in edges)
     if document.get("storage_transformers"):
         raise DecodeError("storage transformers change the keys or the bytes of shards")
@@ -203,7 +204,6 @@ class NodeTranslator:
     limit_bytes: int
 
     def is_marker(self, _: bytes) -> bool:
-        """Return true: every ``zarr.json`` is one."""
         return True
 
     async def translate(
@@ -216,21 +216,21 @@ class NodeTranslator:
         if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
             raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
         old = await run_in_thread(parse_stored, stored)
-        restored = await self._restore(document, old, fetch)
+        restored = await self._restore_node(document, old, fetch)
         try:
             return sent if restored is document else await run_in_thread(write_json, restored)
         except ValueError as error:
             raise BadBodyError(f"the document cannot be written: {error}") from None
 
-    async def _restore(self, sent: JsonObject, stored: Json, fetch: Fetch) -> JsonObject:
+    async def _restore_node(self, sent: JsonObject, stored: Json, fetch: Fetch) -> JsonObject:
         restored = restore(sent, stored)
         nodes = consolidated_nodes(sent)
         if sent["node_type"] == "array" or nodes is None:
             return restored
-        below = {path: await self._restored(path, node, fetch) for path, node in nodes.items()}
+        below = {path: await self._restore_below(path, node, fetch) for path, node in nodes.items()}
         return restored if below == nodes else _with_nodes(restored, below)
 
-    async def _restored(self, path: str, node: Json, fetch: Fetch) -> Json:
+    async def _restore_below(self, path: str, node: Json, fetch: Fetch) -> Json:
         """Restore *node* of consolidated metadata from its own stored document."""
         if not isinstance(node, dict) or node.get("node_type") != "array":
             return node
@@ -257,7 +257,9 @@ def restore(sent: JsonObject, stored: Json) -> JsonObject:
         raise ConflictError(f"a sharded array is stored here: {_MISREAD}")
     served = _unsharded(stored)
     is_copy = all(_is_same(member, sent, stored) for member in _SHARDS)
-    if knows_shards and not is_copy and (served is stored or not has_sharding(served["codecs"])):
+    # Clients see those inner shards that could not be flattened.
+    shows_shards = served is not stored and has_sharding(served["codecs"])
+    if knows_shards and not is_copy and not shows_shards:
         raise ConflictError(_HIDDEN)
     if served is stored:  # the array cannot be unsharded
         return sent

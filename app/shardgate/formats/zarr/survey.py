@@ -13,12 +13,13 @@ import numpy as np
 
 from shardgate.formats.documents import Json, parse_json
 from shardgate.formats.listing import Cell, Grid, GridWalk, ListingIO, ListNames, Rows, Wanted
-from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read
+from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import Description, EntryTable, Fault, IndexEntry, Ranges, Survey
 from shardgate.formats.zarr.array_spec import ArraySpec, RectilinearArraySpec
 from shardgate.formats.zarr.codecs import codec_name, shape_of
 from shardgate.formats.zarr.grid import read_chunk_shape
 from shardgate.formats.zarr.index import CHECKSUM_NBYTES, EMPTY, ShardingLevel, shard_of
+from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.formats.zarr.metadata import Node, consolidated_nodes
 from shardgate.model import ByteRange, ObjectRef, Part, Stored, VirtualKey, Whole, is_key
 
@@ -86,44 +87,31 @@ def array_names(node: Node) -> Sequence[str] | None:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkWalk:
-    """Walks the keys of the inner chunks of an array: those of the stored shards."""
-
-    shards: "ZarrShards"
-    grid: Grid
-
-    async def __call__(self, wanted: Wanted, io: ListingIO) -> AsyncIterator[str]:
-        async for cell in self.grid.walk(wanted, partial(self._list, io.list_names)):
-            yield self.grid.spell(cell)
-
-    async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
-        """Find the stored shards."""
-        async for name in io.list_objects(self.shards.prefix):
-            if (shard := self.shards.named(name)) is not None:
-                yield shard.cells(io)
-
-    async def _list(self, list_names: ListNames, shard: Cell) -> Rows:
-        keys = self.shards.array.keys
-        ndim = len(self.grid.axes)
-        start = keys.beginning(shard)
-        # The last coordinate ends a name, and separators other than a slash make no folders.
-        is_last = len(shard) + 1 == ndim or not keys.beginning((*shard, 0)).endswith("/")
-        numbers = array("Q")
-        async for name in list_names(start):
-            if is_last:
-                numbers.extend((keys.parse(name) or ())[len(shard) :])
-            elif found := _FOLDER.fullmatch(name, len(start)):
-                numbers.append(int(found[1]))
-        rows = np.frombuffer(numbers, np.uint64)
-        return np.unique(rows.reshape(-1, ndim - len(shard) if is_last else 1), axis=0)
-
-
 def walk_chunks(shards: "ZarrShards") -> GridWalk:
-    """Return the walk of the chunks in *shards*."""
+    """Return the walk of the inner chunks in *shards*."""
     array = shards.array
-    walk = ChunkWalk(shards, Grid(array.axes, array.keys.beginning))
-    return GridWalk(walk, walk.grid, walk.stored, max(index.nbytes for index in array.indexes))
+    grid = Grid(array.axes, array.keys.beginning)
+
+    async def walk(wanted: Wanted, io: ListingIO) -> AsyncIterator[str]:
+        async for cell in grid.walk(wanted, partial(_list_shards, array.keys, io.list_names)):
+            yield grid.spell(cell)
+
+    return GridWalk(walk, grid, shards.stored, max(index.nbytes for index in array.indexes))
+
+
+async def _list_shards(keys: ChunkKeys, list_names: ListNames, first: Cell) -> Rows:
+    """List the next coordinates of the stored shards with these *first* ones."""
+    start = keys.beginning(first)
+    # The last coordinate ends a name, and separators other than a slash make no folders.
+    is_last = len(first) + 1 == keys.ndim or not keys.beginning((*first, 0)).endswith("/")
+    numbers = array("Q")
+    async for name in list_names(start):
+        if is_last:
+            numbers.extend((keys.parse(name) or ())[len(first) :])
+        elif found := _FOLDER.fullmatch(name, len(start)):
+            numbers.append(int(found[1]))
+    rows = np.frombuffer(numbers, np.uint64)
+    return np.unique(rows.reshape(-1, keys.ndim - len(first) if is_last else 1), axis=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +137,12 @@ class ZarrShards:
         if coords is None or (origin := self.array.origin(coords)) is None:
             return None
         return self._shard(self.array.shard(origin).coords)
+
+    async def stored(self, io: ListingIO) -> AsyncIterator[AsyncIterator[Rows]]:
+        """Find the stored shards; see `GridWalk`."""
+        async for name in io.list_objects(self.prefix):
+            if (shard := self.named(name)) is not None:
+                yield shard.cells(io)
 
     def every(self) -> Iterator["ZarrShard"]:
         counts = self.array.shard_counts
@@ -194,14 +188,14 @@ class ZarrShard:
                         yield cells
             return
         read = self.level.index.read(self.inside or Whole(self.ref))
-        decode = CellDecoder(self.level)
+        decode = BoundDecoder(_decode_cells, (self.level,))
         found = await io.fetch(Read(read.kind, read.ref, read.request, decode, read.version))
         if found is not None:
             first = map(floordiv, self.origin, self.array.inner_chunk_shape)
             yield found.value + np.array(tuple(first), np.uint64)
 
     async def survey(self, fetch: Fetch) -> Survey | None:
-        """Read the index; the indexes of shards inside are left to their own surveys."""
+        """Read the index; those of shards inside are left to their own surveys."""
         codec = self.level.index
         shard = self.inside or Whole(self.ref)
         read = codec.read(shard)
@@ -258,18 +252,13 @@ class ZarrShard:
         return tuple(at + place for at, place in zip(self.origin, places, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class CellDecoder:
-    """Decodes an index to the cells whose chunks it holds, counted from the first of the shard."""
-
-    level: ShardingLevel
-
-    def __call__(self, data: bytes) -> Rows:
-        # The marker of empty entries is the same in either byte order.
-        entries = np.frombuffer(self.level.index(data).entries, np.uint64).reshape(-1, 2)
-        numbers = np.flatnonzero((entries != EMPTY).any(axis=1))
-        cells = np.empty((len(numbers), len(self.level.strides)), np.uint32)
-        axes = zip(self.level.strides, self.level.chunks_per_shard, strict=True)
-        for axis, (stride, count) in enumerate(axes):
-            cells[:, axis] = numbers // stride % count
-        return cells
+def _decode_cells(data: bytes, level: ShardingLevel) -> Rows:
+    """Decode an index to the cells whose chunks it holds, counted from the first of the shard."""
+    # The marker of empty entries is the same in either byte order.
+    entries = np.frombuffer(level.index(data).entries, np.uint64).reshape(-1, 2)
+    numbers = np.flatnonzero((entries != EMPTY).any(axis=1))
+    cells = np.empty((len(numbers), len(level.strides)), np.uint32)
+    axes = zip(level.strides, level.chunks_per_shard, strict=True)
+    for axis, (stride, count) in enumerate(axes):
+        cells[:, axis] = numbers // stride % count
+    return cells

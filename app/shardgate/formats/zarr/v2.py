@@ -63,7 +63,7 @@ def array_document(stored: Json, attributes: Json = None) -> dict[str, Json]:
     if (compressor := stored.get("compressor")) is not None:
         codecs.append(_codec(compressor))
     separator = stored.get("dimension_separator")
-    if separator is None:
+    if separator is None:  # the member may be null
         separator = "."
     grid = {"name": "regular", "configuration": {"chunk_shape": stored.get("chunks")}}
     document: dict[str, Json] = {
@@ -201,7 +201,7 @@ class Zarr2Array(StoredObjects):
             attributes = None
             with suppress(DamagedError):  # of the attributes: the array is sound
                 attributes = await fetch(_read(self.directory, ATTRIBUTES, self.limit_bytes))
-            documents = array.value.value, attributes and attributes.value.value
+            documents = array.value.value, None if attributes is None else attributes.value.value
         try:
             description = describe_served(await run_in_thread(array_document, *documents))
         except DecodeError as error:
@@ -227,7 +227,7 @@ class Zarr2:
         catalog has the same name, and whose keys only a reader of it knows.
         """
         found = await fetch(_read(directory, CONSOLIDATED, self.limit_bytes))
-        match found and found.value.value:
+        match None if found is None else found.value.value:
             case {"record_size": _}:
                 return {}
             case {"metadata": dict(documents)}:

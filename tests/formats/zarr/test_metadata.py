@@ -28,6 +28,7 @@ from tests.support.formats.zarr.building import (
     rectilinear,
     sharding,
 )
+from tests.support.formats.zarr.draft import ENTRY_POINT
 from tests.support.formats.zarr.nesting import Nesting, nestings
 from tests.support.resolving import ROOT
 
@@ -313,14 +314,13 @@ _WITH_SHARDS_UNSERVED = [
 _OTHER_ARRAYS: list[Json] = [
     PLAIN,
     {**PLAIN, "codecs": ["odd"]},
-    {"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0"},
 ]
 
 
 @pytest.mark.parametrize(
     ("given", "stored"),
     [
-        *itertools.product([*_OTHER_ARRAYS, GROUP], _WITHOUT_SHARDS),
+        *itertools.product([*_OTHER_ARRAYS, GROUP, ENTRY_POINT], _WITHOUT_SHARDS),
         *itertools.product(_OTHER_ARRAYS, _WITH_SHARDS_UNSERVED),
     ],
 )
@@ -388,6 +388,7 @@ _NO_SHARDS = "arrays are served without shards here"
     [
         (array_metadata([3], [3], [LITTLE]), SHARDED, {}, "delete it with"),
         (GROUP, SHARDED, {}, "a sharded array is stored here: .* delete it with"),
+        (ENTRY_POINT, SHARDED, {}, "a sharded array is stored here: .* delete it with"),
         *((SHARDED, stored, {}, _NO_SHARDS) for stored in (None, PLAIN, GROUP)),
         ({**SHARDED, "codecs": [sharding([2, 2], [LITTLE, GZIP])]}, SHARDED, {}, _NO_SHARDS),
         ({**SHARDED, "codecs": [sharding([2, 3], [LITTLE, GZIP], index_location="start")]},

@@ -211,11 +211,12 @@ class NodeTranslator:
     ) -> bytes:
         """Return *sent* with the chunk grid and the codecs of the *stored* sharded array."""
         document = await run_in_thread(parse_sent, sent)
+        old = await run_in_thread(parse_stored, stored)
         if isinstance(document.get("zarr_format"), str):  # the entry point of a draft of 2022
+            restore(document, old)  # raises in place of a sharded array
             return sent
         if document.get("zarr_format") != 3 or document.get("node_type") not in ("array", "group"):  # noqa: PLR2004
             raise BadBodyError("no Zarr v3 metadata: no zarr_format 3 with a node_type")
-        old = await run_in_thread(parse_stored, stored)
         restored = await self._restore_node(document, old, fetch)
         try:
             return sent if restored is document else await run_in_thread(write_json, restored)

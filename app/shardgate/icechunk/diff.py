@@ -68,8 +68,8 @@ async def read_diff(
     else:
         if (found := _AFTER.fullmatch(after)) is None:
             raise BadParameterError("after: no page of differences ended with it")
-        from_id, to_id, index, chunks = found.groups()
-        start = DiffPosition(int(index), int(chunks))
+        from_id, to_id, number, chunk_number = found.groups()
+        start = DiffPosition(int(number), int(chunk_number))
     wanted = await _logs_between(opened, from_id, to_id)
     held = ByteReservation(budget)
     try:

@@ -1,8 +1,8 @@
 """Opened Icechunk repositories: repo info, refs, snapshots, history and operations."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -134,8 +134,9 @@ class OpenedRepository:
     async def _listed_ancestry(
         self, info: RepoInfo, snapshot_id: str
     ) -> AsyncGenerator[SnapshotInfo]:
-        listed = await self.decode_in_thread(self.repo, partial(info.ancestry, snapshot_id))
-        ancestors = listed or iter(())
+        ancestors = await self.decode_in_thread(self.repo, partial(info.ancestry, snapshot_id))
+        if ancestors is None:
+            return
         while batch := await self.decode_in_thread(self.repo, lambda: list(islice(ancestors, 64))):
             for each in batch:
                 yield each
@@ -184,11 +185,10 @@ async def read_snapshot(
 
 def require_unlocked(info: RepoInfo, ref: ObjectRef) -> None:
     """Check that the status in *info*, read from *ref*, permits writes. Raises: `LockedError`."""
-    availability = info.status.availability
-    reason = info.status.reason
-    if availability is not Availability.ONLINE:
-        name = availability.name.lower().replace("_", "-")
-        raise LockedError(f"{ref}: the repository is {name}: {reason or 'no reason given'}")
+    status = info.status
+    if status.availability is not Availability.ONLINE:
+        name = status.availability.name.lower().replace("_", "-")
+        raise LockedError(f"{ref}: the repository is {name}: {status.reason or 'no reason given'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +273,12 @@ async def read_tips(opened: OpenedRepository, states: Iterable[RefDescription]) 
     """Read the commit of each of *states*."""
     tips = []
     for state in states:
-        ref = state.ref
-        snapshot_id = state.snapshot_id
-        try:
-            async with aclosing(opened.ancestry(snapshot_id)) as ancestors:
+        tip = RefTip(state.ref, state.snapshot_id, "", None)
+        with suppress(UnknownRefError):
+            async with aclosing(opened.ancestry(state.snapshot_id)) as ancestors:
                 newest = await anext(ancestors)
-            tips.append(RefTip(ref, snapshot_id, newest.message, newest.flushed_at))
-        except UnknownRefError:
-            tips.append(RefTip(ref, snapshot_id, "", None))
+            tip = replace(tip, message=newest.message, flushed_at=newest.flushed_at)
+        tips.append(tip)
     return tips
 
 

@@ -106,10 +106,6 @@ class Administration:
         return replaced
 
 
-def _describe_status(info: RepoInfo) -> Document:
-    return _status_document(info.status)
-
-
 def _status_document(status: Status) -> Document:
     return {
         "availability": status.availability.name.lower(),
@@ -122,7 +118,7 @@ def _change_status(info: RepoInfo, wanted: Document, now_us: int) -> _Changes:
     availability = Availability[str(wanted["availability"]).upper()]
     reason = wanted["limited_availability_reason"]
     if availability == info.status.availability and reason == info.status.reason:
-        return _describe_status(info), ()
+        return _status_document(info.status), ()
     status = Status(availability, moment(now_us), None if reason is None else str(reason))
     replaced = {RepoField.STATUS: status}
     update = FieldUpdate("repo_status_changed", replaced, {"status": status})
@@ -148,27 +144,31 @@ def _change_metadata(info: RepoInfo, wanted: Document, _: int) -> _Changes:
 def _describe_flags(info: RepoInfo) -> Document:
     enabled = info.enabled_feature_flags()
     disabled = info.disabled_feature_flags()
-    return {
-        feature.name.lower(): None if feature not in [*enabled, *disabled] else feature in enabled
-        for feature in Feature
-    }
+    flags: dict[str, bool | None] = {}
+    for feature in Feature:
+        is_known = feature in enabled or feature in disabled
+        flags[feature.name.lower()] = feature in enabled if is_known else None
+    return flags
 
 
 def _change_flags(info: RepoInfo, wanted: Document, _: int) -> _Changes:
     current = _describe_flags(info)
-    lists = {True: set(info.enabled_feature_flags()), False: set(info.disabled_feature_flags())}
+    enabled = set(info.enabled_feature_flags())
+    disabled = set(info.disabled_feature_flags())
     updates: list[FieldUpdate] = []
     for feature in Feature:
         value = wanted[feature.name.lower()]
         if value == current[feature.name.lower()]:
             continue
-        for setting, numbers in lists.items():
-            numbers.discard(feature)
-            if setting is value:
-                numbers.add(feature)
+        enabled.discard(feature)
+        disabled.discard(feature)
+        if value is True:
+            enabled.add(feature)
+        elif value is False:
+            disabled.add(feature)
         replaced = {
-            RepoField.ENABLED_FEATURE_FLAGS: sorted(lists[True]) or None,
-            RepoField.DISABLED_FEATURE_FLAGS: sorted(lists[False]) or None,
+            RepoField.ENABLED_FEATURE_FLAGS: sorted(enabled) or None,
+            RepoField.DISABLED_FEATURE_FLAGS: sorted(disabled) or None,
         }
         fields = {"id": int(feature), "new_value": None if value is None else bool(value)}
         updates.append(FieldUpdate("feature_flag_changed", replaced, fields))
@@ -308,6 +308,6 @@ def _check_member(path: _Path, after: Mapping[_Path, Json]) -> None:
 
 
 CONFIG: Final = Setting(_describe_config, _change_config)
-STATUS: Final = Setting(_describe_status, _change_status)
+STATUS: Final = Setting(lambda info: _status_document(info.status), _change_status)
 METADATA: Final = Setting(_describe_metadata, _change_metadata)
 FLAGS: Final = Setting(_describe_flags, _change_flags)

@@ -35,10 +35,10 @@ from shardgate.write.writer import KeyWrite, Writer
 
 _IN_THREAD_NBYTES: Final = 128 * 1024
 _ID: Final = re.compile("([0-9a-f]{8})[0-9a-f]{24}")
+_PART: Final = re.compile("([0-9]{1,5})[.](.+)")  # 10,000 parts
 _RECORD_MAX_AGE_S: Final = 3600.0
 """Age at which the record of a completed upload is removed, and interval of sweeps."""
 _SWEPT: Final = 100
-_NUMBER_DIGITS: Final = 5  # 10,000 parts
 
 
 class PartName(NamedTuple):
@@ -130,8 +130,8 @@ class Uploads:
         await self._verify(upload)
         await self._begun(upload)
         if number * len(body) > self._max_nbytes:  # unless earlier parts are smaller
-            sizes = await self._sizes(upload)
-            nbytes_of = {part.number: size for part, size in sizes.items()} | {number: len(body)}
+            nbytes_of = {part.number: size for part, size in (await self._sizes(upload)).items()}
+            nbytes_of[number] = len(body)
             self._check_total(sum(nbytes_of.values()))
         md5 = await run_in_thread(_md5, body, is_long=len(body) > _IN_THREAD_NBYTES)
         await self._store.put(upload.part(PartName(number, md5)), [body], expected=None)
@@ -228,10 +228,9 @@ class Uploads:
         prefix = upload.object("")
         sizes = {}
         async for each in self._store.list(prefix):
-            number, dot, md5 = each.ref.key.removeprefix(prefix.key).partition(".")
-            is_number = number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS
-            if dot and is_number and each.size is not None:
-                sizes[PartName(int(number), md5)] = each.size
+            found = _PART.fullmatch(each.ref.key.removeprefix(prefix.key))
+            if found is not None and each.size is not None:
+                sizes[PartName(int(found[1]), found[2])] = each.size
         return sizes
 
     async def _clear(self, upload: Upload) -> None:
@@ -260,8 +259,9 @@ class Uploads:
             upload_id, _, kind = each.ref.key.removeprefix(folder.key).partition(".")
             if (parsed := _ID.fullmatch(upload_id)) is None:
                 continue
+            began_s = int(parsed[1], 16)
             # Ids begin with the time: all that follow are younger.
-            if (began_s := int(parsed[1], 16)) > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
+            if began_s > now_s - _RECORD_MAX_AGE_S or len(stale) == _SWEPT:
                 break
             # A client may pause an upload for a day; a part that it adds is as young as that.
             age_s = now_s - (each.modified_s or began_s)

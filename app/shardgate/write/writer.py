@@ -52,15 +52,8 @@ from shardgate.storage.contract import (
 from shardgate.write.rewrite import ChunkChange, Rewrites
 
 _AT_ONCE: Final = 16
-_PRESENT_S: Final = 5.0
-"""Metadata cached for longer are read again before a write."""
-_ABSENT_S: Final = 1.0
-"""Cached absence of metadata is read again before a write if it is older."""
-_ERASED_AT_ONCE: Final = 50_000
-"""Keys deleted together, with one rewrite of each shard."""
+_ERASED_AT_ONCE: Final = 50_000  # keys, so that each shard is rewritten once
 _PAGE: Final = 1000
-_UNSEEN: Final = ETag('"\0"')
-"""Stands for a version that no client knows: no header has such a tag."""
 _SET_BY_TOOLS: Final = {
     "mtime",
     "md5chksum",
@@ -144,7 +137,7 @@ class PassthroughWriter:
         async def attempt() -> ETag | Conflict:
             nonlocal translated
             stored, etag = await self._stored(ref)
-            _check(demand, ref, etag, is_document=True)
+            _check_demand(demand, ref, etag, is_document=True)
             translated = await document.translator.translate(
                 requested, stored, self._read_anew, run_in_thread
             )
@@ -176,7 +169,7 @@ class PassthroughWriter:
             return None
         stat = await self._store.stat(ref)
         etag = None if stat is None else stat.etag
-        _check(demand, ref, etag, is_document=is_document)
+        _check_demand(demand, ref, etag, is_document=is_document)
         return ABSENT if etag is None else etag
 
     async def _read_anew[T: Weighable](
@@ -211,7 +204,9 @@ class PassthroughWriter:
             raise BadBodyError(str(error)) from error
 
 
-def _check(demand: Demand | None, ref: ObjectRef, etag: ETag | None, *, is_document: bool) -> None:
+def _check_demand(
+    demand: Demand | None, ref: ObjectRef, etag: ETag | None, *, is_document: bool
+) -> None:
     """Raise `PreconditionFailedError` unless *demand* accepts the version *etag* of *ref*."""
     names: Sequence[ETag] = () if etag is None else forms_of(etag)
     if etag is not None and is_document:  # clients may know the ETag of its served form
@@ -263,18 +258,18 @@ class Writer:
         outcomes: dict[VirtualKey, Outcome] = {}
         shards: defaultdict[ShardRewriter[Any], dict[VirtualKey, ChunkChange]] = defaultdict(dict)
         objects: list[tuple[Document | Whole, KeyWrite]] = []
-        # The last write of each key.
-        for number, each in enumerate({each.key: each for each in writes}.values()):
+        last_writes = {write.key: write for write in writes}
+        for number, (key, write) in enumerate(last_writes.items()):
             await yield_to_loop(number)
             try:
-                target = await self._target(dataset, each, began_at)
-                _demand_version(dataset, each)
+                target = await self._target(dataset, write, began_at)
+                _demand_version(dataset, write)
                 if isinstance(target, Slot):
-                    shards[target.shard][each.key] = await _encode(target, each)
+                    shards[target.shard][key] = await _encode(target, write)
                 else:
-                    objects.append((target, each))
+                    objects.append((target, write))
             except ShardgateError as error:
-                outcomes[each.key] = error
+                outcomes[key] = error
 
         async def rewrite(
             shard: ShardRewriter[Any], changes: Mapping[VirtualKey, ChunkChange]
@@ -284,13 +279,13 @@ class Writer:
                 outcomes[key] = await _outcome(change.done)
                 await yield_to_loop(number)
 
-        async def put(target: Document | Whole, each: KeyWrite) -> None:
-            outcomes[each.key] = await _outcome(self._write(target, each))
+        async def put(target: Document | Whole, write: KeyWrite) -> None:
+            outcomes[write.key] = await _outcome(self._write(target, write))
 
         jobs = [partial(rewrite, *each) for each in shards.items()]
         jobs += [partial(put, *each) for each in objects]
         await bounded_gather(lambda job: job(), jobs, limit=_AT_ONCE)
-        return [outcomes[each.key] for each in writes]
+        return [outcomes[write.key] for write in writes]
 
     async def _target(
         self, dataset: Dataset, write: KeyWrite, began_at: float
@@ -308,8 +303,9 @@ class Writer:
             if isinstance(target, Whole | Stray):
                 # A key like a chunk's names an object only if no array was created a moment ago.
                 is_doubtful = tracker.ends_in_absence and LIKE_A_CHUNK.search(key)
-                absent_s = 0 if is_doubtful else _ABSENT_S
-            await tracker.confirm_older(began_at, _PRESENT_S, absent_s)
+                absent_s = 0 if is_doubtful else 1.0
+            # Metadata, or their absence, that are cached for longer are read again.
+            await tracker.confirm_older(began_at, 5.0, absent_s)
             return target
 
         target = await consistent(self._reads, attempt)
@@ -362,8 +358,9 @@ def _note_version(
 def _demand_version(dataset: Dataset, write: KeyWrite) -> None:
     """Raise `PreconditionRequiredError` if a write below `SHARDED` names no version."""
     demand = write.demand
-    # If-Match: * and lists in If-None-Match accept versions that the client has not seen.
-    is_blind = demand is None or demand([_UNSEEN]) is None
+    # If-Match: * and lists in If-None-Match accept versions that the client has not seen; this tag
+    # stands for one, as no header has it.
+    is_blind = demand is None or demand([ETag('"\0"')]) is None
     if is_blind and split_sharded(dataset, write.key)[0].containers.is_sharded:
         raise PreconditionRequiredError(
             f"{write.key} may hold chunks that others have written since it was read: send If-Match"

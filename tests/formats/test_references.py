@@ -174,7 +174,7 @@ def test_location_outside_of_the_allowed_prefixes_is_refused(
      "s3://open/", "s3://open", "s3://open?/a", "s3://archive/era5/", "s3://archive/era5/a/",
      "file:///srv/data/", "vcc://unknown/a", "vcc://ERA/a", "vcc:///a", "vcc://era%2f/a",
      "vcc://circle/a", "vcc://question/a", "vcc://nothing/a", "vcc://era", "vcc://era/",
-     "VCC://era/a"],
+     "VCC://era/a", "s3://open/\ud800", "https://host.example/data/\ud800"],
 )  # fmt: skip
 def test_invalid_location_is_refused(location: str) -> None:
     """A location that is no URL of an object raises DecodeError.

@@ -19,7 +19,7 @@ _BASE64: Final = b"base64:"  # begins bytes that are written as text
 _LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)/?([^?#]*).*", re.DOTALL)
 _CONTAINER: Final = "vcc://"
 _USER: Final = re.compile(r"^([^/]*//)[^/]*@")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and halves of surrogate pairs
 _SPELLINGS: Final = {"local": "file", "s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az"}
 
 

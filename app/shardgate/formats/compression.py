@@ -200,7 +200,7 @@ def decompress_zstd(data: bytes | memoryview, max_nbytes: int) -> bytes:
         if left < 0:
             raise DecodeError(f"more than {max_nbytes} bytes once decompressed")
         pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return b"".join(pieces)
 
 
 def zstd_capacity(data: bytes | memoryview, max_nbytes: int) -> int:

@@ -161,57 +161,6 @@ UNIFORM: Final = ListingRules(is_uniform=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Numbers of cells in the order of their decimal texts, as in keys."""
-
-    shards: Rows
-    """Shards along *axis* that are stored, none before a smaller one."""
-    axis: "GridAxis"
-
-    def walk(self, after: str) -> Iterator[int]:
-        """Yield the cells in stored shards whose texts are not before *after*."""
-        if self.axis.first < 0:
-            for digit in range(1, 10):
-                yield from self._below(-1, digit, after)
-        for digit in range(10):
-            yield from self._below(1, digit, after)
-
-    def _below(self, sign: int, number: int, after: str) -> Iterator[int]:
-        """Yield the cells of *number* with *sign*, and of numbers whose texts begin with its."""
-        text = f"{'-' * (sign < 0)}{number}"
-        if text < after and not after.startswith(text):
-            return
-        if self._any(sign, number, number + 1):
-            yield (sign * number - self.axis.first) // self.axis.step
-        if number and self._any_longer(sign, number):
-            for digit in range(10):
-                yield from self._below(sign, 10 * number + digit, after)
-
-    def _any_longer(self, sign: int, number: int) -> bool:
-        low, high = 10 * number, 10 * number + 10
-        axis = self.axis
-        largest = max(-axis.first, axis.first + axis.step * axis.count)
-        while low <= largest:
-            if self._any(sign, low, high):
-                return True
-            low, high = 10 * low, 10 * high
-        return False
-
-    def _any(self, sign: int, low: int, high: int) -> bool:
-        """Return whether there is a number with *sign* and a magnitude from *low* to *high*."""
-        if sign < 0:
-            low, high = 1 - high, 1 - low
-        axis = self.axis
-        shards = self.shards
-        start = max(0, -((axis.first - low) // axis.step))
-        stop = min(axis.count, -((axis.first - high) // axis.step))
-        if start >= stop:
-            return False
-        at = _find(shards, axis.shard_of(start))
-        return at < len(shards) and max(start, axis.first_cell(int(shards[at]))) < stop
-
-
-@dataclass(frozen=True, slots=True)
 class GridAxis:
     """One dimension of a grid of chunks."""
 
@@ -228,6 +177,47 @@ class GridAxis:
 
     def first_cell(self, shard: int) -> int:
         return shard * self.size
+
+    def walk(self, shards: Rows, after: str) -> Iterator[int]:
+        """Yield the cells in *shards*, which ascend, in the order of the decimal texts of their
+        numbers; those whose texts are before *after* are left out.
+        """
+        if self.first < 0:
+            for digit in range(1, 10):
+                yield from self._below(shards, -1, digit, after)
+        for digit in range(10):
+            yield from self._below(shards, 1, digit, after)
+
+    def _below(self, shards: Rows, sign: int, number: int, after: str) -> Iterator[int]:
+        """Yield the cells of *number* with *sign*, and of numbers whose texts begin with its."""
+        text = f"{'-' * (sign < 0)}{number}"
+        if text < after and not after.startswith(text):
+            return
+        if self._any(shards, sign, number, number + 1):
+            yield (sign * number - self.first) // self.step
+        if number and self._any_longer(shards, sign, number):
+            for digit in range(10):
+                yield from self._below(shards, sign, 10 * number + digit, after)
+
+    def _any_longer(self, shards: Rows, sign: int, number: int) -> bool:
+        low, high = 10 * number, 10 * number + 10
+        largest = max(-self.first, self.first + self.step * self.count)
+        while low <= largest:
+            if self._any(shards, sign, low, high):
+                return True
+            low, high = 10 * low, 10 * high
+        return False
+
+    def _any(self, shards: Rows, sign: int, low: int, high: int) -> bool:
+        """Return whether there is a number with *sign* and a magnitude from *low* to *high*."""
+        if sign < 0:
+            low, high = 1 - high, 1 - low
+        start = max(0, -((self.first - low) // self.step))
+        stop = min(self.count, -((self.first - high) // self.step))
+        if start >= stop:
+            return False
+        at = _find(shards, self.shard_of(start))
+        return at < len(shards) and max(start, self.first_cell(int(shards[at]))) < stop
 
 
 class _Unread(NamedTuple):
@@ -317,7 +307,7 @@ class Grid:
             rows = self.levels[shard]
         axis = self.axes[dim]
         column = rows[:, 0]
-        for at in Steps(column, axis).walk(window.rest(start)):
+        for at in axis.walk(column, window.rest(start)):
             below = (*cell, at)
             shard_at = axis.shard_of(at)
             low = _find(column, shard_at)

@@ -137,11 +137,9 @@ def _climbs(place: VirtualUrl) -> bool:
 def _suggested(place: VirtualUrl, containers: Mapping[str, str]) -> str:
     """Return the prefix of the container of *place*, or its bucket, host or folder."""
     for prefix in sorted(containers.values(), key=len, reverse=True):
-        try:
+        with suppress(DecodeError):
             if parse_prefix(prefix).contains(place):
                 return _without_secrets(prefix)
-        except DecodeError:
-            continue
     folder = place.key.rpartition("/")[0] if place.scheme == "file" else ""
     return str(place._replace(key=f"{folder}/".lstrip("/")))
 

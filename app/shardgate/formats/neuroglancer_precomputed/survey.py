@@ -25,7 +25,7 @@ from shardgate.formats.neuroglancer_precomputed.keys import ID_NAMES, Ids
 from shardgate.formats.neuroglancer_precomputed.metadata import Kind, ShardedPart
 from shardgate.formats.reading import BoundDecoder, DecodeError, Fetch, Opaque, Read
 from shardgate.formats.surveying import EntryTable, Fault, IndexEntry, Ranges, Survey
-from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of
+from shardgate.model import ByteRange, ETag, ObjectRef, Stored, VirtualKey, etag_of, join_path
 
 _NAME: Final = re.compile(r"([0-9a-f]{1,16})\.(?:shard|data)", re.ASCII)
 _EVERY_BITS: Final = 12  # with more the shards are too many to try each
@@ -130,8 +130,7 @@ class PrecomputedShard:
         return BoundDecoder(decode_minishard, (encoding, self.most_nbytes))
 
     def chunk_key(self, chunk_id: int) -> VirtualKey:
-        name = self.part.names.format(chunk_id)
-        return VirtualKey(f"{self.part.path}/{name}" if self.part.path else name)
+        return VirtualKey(join_path(self.part.path, self.part.names.format(chunk_id)))
 
     async def open_minishard(
         self, minishard: int, whole_index_nbytes: int, fetch: Fetch

@@ -216,12 +216,14 @@ def _in_place(present: Numbers, starts: Numbers, nbytes: Numbers) -> Numbers:
 def _runs(order: Numbers, starts: Numbers, nbytes: Numbers) -> Iterator[int | ByteRange]:
     """Yield the entries in *order*: new ones, and ranges of the old object for kept neighbours."""
     order = order[nbytes[order] > 0]  # an empty chunk would part its neighbours
+    if not len(order):
+        return
     start = starts[order]
     stop = start + nbytes[order]
     is_kept = start != _ABSENT
     is_next = is_kept[1:] & is_kept[:-1] & (start[1:] == stop[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~is_next])[: len(order)])
-    last = np.append(first[1:] - 1, len(order) - 1) if len(order) else first
+    first = np.flatnonzero(np.concatenate([[True], ~is_next]))
+    last = np.append(first[1:] - 1, len(order) - 1)
     columns = order[first], is_kept[first], start[first], stop[last]
     for number, kept, begin, end in zip(*(column.tolist() for column in columns), strict=True):
         yield ByteRange(begin, end) if kept else number

@@ -131,7 +131,7 @@ def inflate(data: bytes, most_nbytes: int) -> bytes:
 
 
 def inflate_to_array(data: bytes, most_nbytes: int, *, wbits: int = _GZIP_WBITS) -> bytearray:
-    """Inflate as `inflate` does; *wbits* is zlib's parameter for the frame around DEFLATE."""
+    """Inflate as `inflate` does, to bytes that may be changed; *wbits* tells zlib the frame."""
     rest = memoryview(data)
     room = most_nbytes
     name = "gzip" if wbits == _GZIP_WBITS else "deflate"

@@ -60,8 +60,8 @@ class NewShard:
     pieces: "Sequence[Piece | Checksummed]"
     places: Mapping[Entry, ByteRange]
     """Ranges in the new object of the chunks that were written."""
-    indexes: Sequence[tuple[Read[Any], Any]]
-    """Reads of the new object, of any version, with their results."""
+    index: tuple[Read[Any], Any]
+    """The read of its index, of any version, with the result."""
 
 
 class ShardRewriter[O: OpenShard](Protocol):

@@ -291,9 +291,8 @@ class Rewrites:
                 self._reads.forget(shard.ref)
         if isinstance(etag, Conflict):
             return etag
-        modified_s = int(time.time())
-        for read, value in plan.indexes:
-            self._reads.put(read, Versioned(value, etag, size, modified_s))
+        read, index = plan.index
+        self._reads.put(read, Versioned(index, etag, size, int(time.time())))
         return {entry: Stored(shard.ref, place, etag) for entry, place in plan.places.items()}
 
 

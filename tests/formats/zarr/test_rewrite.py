@@ -114,7 +114,7 @@ async def test_large_shard_keeps_its_order_and_appends_new_chunks() -> None:
         (2,): ByteRange(4 * GIB, 4 * GIB + 3),
         (3,): ByteRange(4 * GIB + 3, 4 * GIB + 8),
     }
-    ((_, index),) = plan.indexes
+    _, index = plan.index
     assert [index.lookup(n).start for n in (1, 4, 5, 0)] == [0, GIB, 2 * GIB, 3 * GIB]
 
 

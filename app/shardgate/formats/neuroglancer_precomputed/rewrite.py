@@ -84,12 +84,12 @@ class ChunkRewriter:
                 (chunk_id,): ByteRange(len(index) + start, len(index) + stop)
                 for chunk_id, start, stop in zip(*columns, strict=True)
             },
-            indexes=[self._known(index)],
+            index=self._known(index),
         )
 
     def plan_empty(self) -> NewShard:
         index = bytes(self.shard.part.sharding.index_nbytes)
-        return NewShard(pieces=[index], places={}, indexes=[self._known(index)])
+        return NewShard(pieces=[index], places={}, index=self._known(index))
 
     def _known(self, index: bytes) -> tuple[Read[MinishardPlaces], MinishardPlaces]:
         return self.shard.part.sharding.read_index(self.ref), MinishardPlaces(index)

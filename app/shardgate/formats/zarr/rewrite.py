@@ -115,7 +115,7 @@ class ZarrRewriter:
 
     def _new_shard(self, shard: "_Content") -> NewShard:
         read = self.codecs[0].read(Whole(self.ref))
-        return NewShard(shard.pieces, shard.places, ((read, shard.index),))
+        return NewShard(shard.pieces, shard.places, (read, shard.index))
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,26 @@ async def test_array_of_too_many_chunks_is_not_listed(tmp_path: Path) -> None:
             await opened.names()
 
 
+async def test_array_without_chunks_is_listed_at_once(tmp_path: Path) -> None:
+    """An array of any extent along one dimension, and none along another, has no chunks."""
+    path = tmp_path / "refs.parq"
+    path.mkdir()
+    (path / ".zmetadata").write_bytes(_catalog(array={"shape": [2**40, 0], "chunks": [1, 1]}))
+
+    async with opening(path) as opened:
+        assert list(await opened.names()) == [".zgroup", ".zmetadata", "t/.zarray"]
+
+
+def test_array_whose_path_is_no_key_has_no_tables() -> None:
+    """Paths that would lead out of the set are left out with the documents there."""
+    metadata = {"t/.zarray": ZARRAY, "../x/.zarray": ZARRAY, "/.zarray": ZARRAY, "a//.zarray": 3}
+    data = json.dumps({"metadata": metadata, "record_size": 4}).encode()
+    catalog = decode_catalog(data, LIMIT_NBYTES)
+
+    assert set(catalog.arrays) == {"t"}
+    assert catalog.left_out.number == 3
+
+
 def _table(tmp_path: Path, refs: dict[str, Any], record_size: int = 4) -> bytes:
     path = tmp_path / "refs.parq"
     documents = {"t/.zarray": json.dumps(ZARRAY)}

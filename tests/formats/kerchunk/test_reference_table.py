@@ -96,6 +96,8 @@ def test_url_outside_of_allowed_prefixes_is_not_followed(url: str) -> None:
         ("https://host/a/b?token=1", "with a query"),
         ("s3://key:secret@bucket/a", "holds credentials"),
         ("s3://bucket/a/", "to a folder"),
+        ("https://host/a/\ud800", "surrogates not allowed"),
+        ("s3://bucket/\ud800", "surrogates not allowed"),
     ],
 )
 def test_unusable_url_is_damage(url: str, reason: str) -> None:

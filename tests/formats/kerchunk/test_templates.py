@@ -62,6 +62,8 @@ def test_template_is_rendered_as_by_jinja(text: str, expected: str) -> None:
         "{{[1, 2]}}",
         "{{f(c=1)}}",
         "{{9223372036854775807 * 9}}",
+        "{{0x" + "f" * 4000 + "}}",
+        "{{'\ud800'}}",
         "{{" + "(" * 2000 + "1" + ")" * 2000 + "}}",
         "{{missing-name}}",
         "{{u}}" + "x" * 5000,
@@ -195,6 +197,11 @@ def test_pattern_of_too_many_references_is_refused_at_once(change: Any) -> None:
     """The steps of all references are counted before the first one is generated."""
     with pytest.raises(StepsError):
         next(generate([PATTERN | change], Templates({})))
+
+
+def test_pattern_without_references_makes_no_list_of_a_long_dimension() -> None:
+    """A dimension of 2^40 integers takes no memory beside an empty one."""
+    assert _generate(PATTERN | {"dimensions": {"i": [], "j": {"stop": 2**40}}}) == []
 
 
 @pytest.mark.parametrize("member", ["key", "url", "offset", "length"])

@@ -150,7 +150,7 @@ def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
                 raise DecodeError("no reference set: none of its members is a reference")
             builder = flat
             urls = flat.urls
-        case 1 if b"refs" not in flat:
+        case 1 if "refs" not in flat:
             steps = StepBudget(MOST_STEPS + STEPS_PER_BYTE * nbytes)
             builder = nested
             urls = _expand(nested, others, steps)

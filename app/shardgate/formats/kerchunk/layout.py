@@ -152,6 +152,7 @@ class ReferencedMembers(Members):
             (f"{path}/0", (path, grid))
             for path, grid in references.arrays.items()  # its document has the same folder
             if isinstance(grid, ReferenceGrid)
+            and 0 not in grid.counts
             and window.meets(f"{path}/")
             and window.fold(f"{path}/") is None
         ]
@@ -225,6 +226,10 @@ def resolve_source(url: str, allowed: Sequence[Allowed]) -> ObjectRef:
     *allowed* prefixes contain is decided of the resolved path. Raises: `DecodeError`,
     `NotAllowedError`.
     """
+    try:
+        url.encode()
+    except UnicodeEncodeError as error:
+        raise DecodeError(f"a reference to {url[:200]!r}: {error}") from None
     scheme, is_url, place = _FILE.sub("file:///", url).partition("://")
     if not is_url:
         shown = repr(url[:200]) if url else "nothing"

@@ -57,21 +57,23 @@ def _catalog(document: Json, most_documents: int) -> ReferenceSet:
             return replace(builder.build(()), is_metadata=False)
     sound = dict[str, Json]()
     for name, value in documents.items():
-        path = name.removesuffix(_ARRAY) if name.endswith(_ARRAY) else None
+        grid: ReferenceGrid | InvalidReference | None = None
         try:
             text = value if isinstance(value, str) else json.dumps(value)
             document = parse_json(text.encode())
             if not isinstance(document, dict):
                 raise DecodeError("expected a document")
-            if path is not None:
-                arrays[path] = _grid(document)
+            if name.endswith(_ARRAY):
+                grid = _grid(document)
         except ValueError as error:
             builder.add_invalid(name, str(error))
-            if path is not None:
-                arrays[path] = InvalidReference(f"{name[:200]}: {error}")
+            grid = InvalidReference(f"{name[:200]}: {error}")
         else:
             sound[name] = document
             builder.add_bytes(name, text.encode())
+        # A name that is no key was left out: its tables may lie outside of the set.
+        if grid is not None and name.endswith(_ARRAY) and name in builder:
+            arrays[name.removesuffix(_ARRAY)] = grid
     if len(sound) == len(documents):
         with suppress(ValueError):  # of NaN
             builder.add_bytes(CONSOLIDATED, consolidate(sound))

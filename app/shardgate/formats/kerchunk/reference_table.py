@@ -198,8 +198,8 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._rows
+    def __contains__(self, name: str) -> bool:
+        return _encode(name) in self._rows
 
     def bytes_of(self, name: bytes) -> bytes | None:
         """Return the bytes of *name*, if the set holds them."""
@@ -235,7 +235,7 @@ class TableBuilder:
         self._set(name, self._numbers.setdefault(url, len(self._numbers)), offset, length)
 
     def _set(self, name: str, source: int, offset: int, length: int) -> None:
-        text = name.encode(errors="backslashreplace")  # half of a character is in no key
+        text = _encode(name)
         if NO_KEY.search(text) is not None:
             self._left_out = self._left_out.add(name)
             return
@@ -245,6 +245,11 @@ class TableBuilder:
         self._sources.append(source)
         self._offsets.append(offset)
         self._lengths.append(length)
+
+
+def _encode(name: str) -> bytes:
+    """Encode *name*; half of a character, which is in no key, becomes a backslash."""
+    return name.encode(errors="backslashreplace")
 
 
 def check_size(data: bytes, limit_nbytes: int) -> None:

@@ -201,13 +201,15 @@ def _parse(expression: str) -> Sequence[_Operation]:
     )
     try:
         nodes: list[ast.expr] = [ast.parse(python, mode="eval").body]
-    except (SyntaxError, RecursionError, MemoryError):
+    except (SyntaxError, RecursionError, MemoryError, UnicodeEncodeError):
         raise _not_evaluated(expression) from None
     backwards: list[_Operation] = []
     while nodes:
         match nodes.pop():
-            case ast.Constant(str() | int() as value):
+            case ast.Constant(str(value)):
                 backwards.append(value)
+            case ast.Constant(int(value)):
+                backwards.append(_integer(value))
             case ast.Name(name):
                 backwards.append(_Variable(name.removeprefix(_MARK)))
             case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
@@ -279,7 +281,10 @@ def _generate(pattern: Json, templates: Templates) -> Iterator[Generated | Faile
         case _:
             raise TemplateError("expected key, url and dimensions of each pattern")
     steps = _GENERATED_STEPS + _NAME_STEPS * len(dimensions)
-    templates.steps.spend(steps * prod(map(len, values)))
+    count = prod(map(len, values))
+    templates.steps.spend(steps * count)
+    if not count:  # `product` would make lists of the other dimensions, of any length
+        return
     for each in product(*values):
         variables: dict[str, int] = dict(zip(dimensions, each, strict=True))
         name = templates.render(key, variables)

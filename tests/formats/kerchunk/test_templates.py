@@ -23,11 +23,11 @@ TEXTS = {"u": "s3://bucket/a", "f": "{{c}}-{{n}}", "twice": "{{c}}{{c}}"}
 
 
 def _render(text: str, texts: Any = TEXTS) -> str:
-    return Templates(texts).render(text)
+    return Templates(texts, StepBudget(MOST_STEPS)).render(text)
 
 
 def _generate(*patterns: Any, texts: Any = TEXTS) -> list[Generated | Failed]:
-    return list(generate(list(patterns), Templates(texts)))
+    return list(generate(list(patterns), Templates(texts, StepBudget(MOST_STEPS))))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ LONG = "{{" + "i + " * 400 + "1}}"
 def test_pattern_of_too_many_references_is_refused_at_once(change: Any) -> None:
     """The steps of all references are counted before the first one is generated."""
     with pytest.raises(StepsError):
-        next(generate([PATTERN | change], Templates({})))
+        next(generate([PATTERN | change], Templates({}, StepBudget(MOST_STEPS))))
 
 
 def test_pattern_without_references_makes_no_list_of_a_long_dimension() -> None:

@@ -38,17 +38,8 @@ from shardgate.formats.kerchunk.templates import (
 from shardgate.formats.reading import DecodeError, StepBudget
 from shardgate.formats.references import inline_bytes
 
-_DOCUMENTS: Final = (b".zgroup", b".zarray", b".zattrs")
-"""Names of the metadata documents of Zarr v2."""
-_MOST_MEMBERS: Final = 2**18
-"""References that any set may have, of about 3 µs, and one more for each byte as it is stored: they
-take five bytes or more in JSON, and as many in most that are compressed.
-"""
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _TEMPLATES: Final = re.compile(rb'"(?:templates|gen)"')
-_EXPANDED_NBYTES: Final = 192 * 1024**2
-"""Memory of all that `MOST_STEPS` can generate."""
-_MEMBERS: Final = ("version", "templates", "gen")
 _SPACE: Final = r"[ \t\r\n]*"
 _BEGIN, _QUOTE, _COLON, _NEXT, _END = (
     re.compile(f"{_SPACE}({mark}){_SPACE}") for mark in (r"\{", '(?=")', ":", "[,}]", r"\Z")
@@ -61,9 +52,11 @@ def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:
         return MEMORY_PER_BYTE * most_nbytes
     if (coding := _coding(data)) is not None:
         return MEMORY_PER_BYTE * min(announced_nbytes(coding, data), most_nbytes)
-    is_expanded = may_contain(data, _TEMPLATES)
-    expanded_nbytes = min(_EXPANDED_NBYTES, MEMORY_PER_BYTE * most_nbytes) if is_expanded else 0
-    return json_memory_nbytes(data) + expanded_nbytes
+    nbytes = json_memory_nbytes(data)
+    if may_contain(data, _TEMPLATES):
+        # `MOST_STEPS` can generate 192 MiB.
+        nbytes += min(192 * 1024**2, MEMORY_PER_BYTE * most_nbytes)
+    return nbytes
 
 
 def _coding(data: bytes) -> str | None:
@@ -73,7 +66,9 @@ def _coding(data: bytes) -> str | None:
 
 def decode_json_set(data: bytes, limit_nbytes: int) -> ReferenceSet:
     """Decode a set of at most *limit_nbytes*, also once it is inflated."""
-    members = StepBudget(_MOST_MEMBERS + len(data))
+    # Any set may have 2^18 references, of about 3 µs, and one more for each byte as it is stored:
+    # they take five bytes or more in JSON, and as many in most that are compressed.
+    members = StepBudget(2**18 + len(data))
     if (coding := _coding(data)) is not None:
         data = decode_content(coding, data, limit_nbytes)
     check_size(data, limit_nbytes)
@@ -95,8 +90,7 @@ class _Cursor:
 
     def __init__(self, text: str, steps: StepBudget) -> None:
         self._text = text
-        self._steps = steps
-        """For members of objects."""
+        self._steps = steps  # for members of objects
         self._at = 0
         self._decode = json.JSONDecoder().raw_decode
 
@@ -119,7 +113,10 @@ class _Cursor:
     def members(self) -> Iterator[str]:
         """Yield the names of the object here; the caller reads the value of each."""
         self.skip(_BEGIN)
-        is_last = self.begins("}") and bool(self.skip(_NEXT))
+        if self.begins("}"):
+            self.skip(_NEXT)
+            return
+        is_last = False
         while not is_last:
             self._steps.spend(1)
             self.skip(_QUOTE)
@@ -137,7 +134,7 @@ def _decode(cursor: _Cursor, most_rows: int, nbytes: int) -> ReferenceSet:
         if name == "refs" and cursor.begins("{"):
             for key in cursor.members():
                 _add(nested, key, cursor.value())
-        elif name in _MEMBERS:
+        elif name in ("version", "templates", "gen"):
             others[name] = cursor.value()
         else:  # a reference in version 0; version 1 may have such members beside "refs"
             _add(flat, name, cursor.value())
@@ -216,12 +213,15 @@ def _consolidate(builder: TableBuilder) -> None:
     if builder.bytes_of(b".zgroup") is None or builder.bytes_of(CONSOLIDATED.encode()) is not None:
         return
     documents = dict[str, Json]()
-    room = 16 * 1024**2
+    nbytes = 0
     for name in builder.names:
-        if name.rpartition(b"/")[2] not in _DOCUMENTS:
+        if name.rpartition(b"/")[2] not in (b".zgroup", b".zarray", b".zattrs"):
             continue
         data = builder.bytes_of(name)
-        if data is None or (room := room - max(len(data), 64)) < 0:  # a short one has its name too
+        if data is None:
+            return
+        nbytes += max(len(data), 64)  # a short one has its name too
+        if nbytes > 16 * 1024**2:
             return
         try:
             documents[name.decode()] = parse_json(data)

@@ -34,13 +34,7 @@ from shardgate.model import MISSING, ByteRange, ETag, Inline, ObjectRef, Part, S
 
 _FILE: Final = re.compile(r"^(?:(?:file|local):)?/(?!/)|^/+", re.IGNORECASE)
 """Begin of the absolute path of a file, as fsspec takes it: with one slash, or without a scheme."""
-_MOST_LISTED: Final = 2**26
-"""Most chunks, and their tables, of an array whose references are listed."""
-_MOST_TABLES: Final = 2**14
-_MOST_NAMED: Final = 100
-"""Most invalid references that a description names."""
-_VIEW_REVISION: Final = "k1"
-"""Part of ETags; to be changed when the same set is served in another form."""
+_MOST_NAMED: Final = 100  # invalid references in a description
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +65,8 @@ class Kerchunk:
             decode = BoundDecoder(decode_catalog, (self.limit_nbytes,))
         request = ByteRange(0, self.limit_nbytes + 1)
         memory_nbytes = json_set.memory_nbytes
-        found = await fetch(
-            Read("metadata", document, request, decode, None, memory_nbytes, is_marker=True)
-        )
+        read = Read("metadata", document, request, decode, None, memory_nbytes, is_marker=True)
+        found = await fetch(read)
         if found is None or not found.value.is_metadata:
             return None
         return ReferencedMembers(
@@ -117,6 +110,7 @@ class ReferencedMembers(Members):
             read = self._read_table(path, record)
             if (found := await fetch(read)) is None:
                 return MISSING
+            # From here on the same of another table, and of its file.
             ref = read.ref
             etag = found.etag
             table = found.value
@@ -124,7 +118,8 @@ class ReferencedMembers(Members):
             case None:
                 return MISSING
             case bytes(data):
-                return Inline(data, ETag(f'{etag[:-1]}-{row:x}-{_VIEW_REVISION}"'))
+                # ``k1`` changes whenever the same set is served in another form.
+                return Inline(data, ETag(f'{etag[:-1]}-{row:x}-k1"'))
             case InvalidReference(reason):
                 raise DamagedError(ref, f"{name}: {reason}")
             case source:
@@ -171,16 +166,16 @@ class ReferencedMembers(Members):
         self, _fetch: Fetch, _listing: Listing, run_in_thread: RunInThread
     ) -> Sequence[ChunkCollection | DamagedError]:
         references = self.decoded
-        ref = self.document
         faults = await run_in_thread(lambda: [*islice(references.invalid(), _MOST_NAMED + 1)])
         if references.fault:
             faults.insert(0, ("", references.fault))
         damages = [
-            DamagedError(self.ref.join(name) if name else ref, reason)
+            DamagedError(self.ref.join(name) if name else self.document, reason)
             for name, reason in faults[:_MOST_NAMED]
         ]
         if len(faults) > _MOST_NAMED:
-            damages.append(DamagedError(ref, f"it has more than {_MOST_NAMED} invalid references"))
+            reason = f"it has more than {_MOST_NAMED} invalid references"
+            damages.append(DamagedError(self.document, reason))
         return [*references.left_out.describe("kerchunk"), *damages]
 
     async def _chunks(
@@ -190,7 +185,7 @@ class ReferencedMembers(Members):
         size = self.decoded.record_size
         count = prod(grid.counts)
         tables = -(-count // size)
-        if count > _MOST_LISTED or tables > _MOST_TABLES:
+        if count > 2**26 or tables > 2**14:  # 64 MiB of memory, and so many reads
             reason = f"{path}: {count} chunks in {tables} tables are too many to be listed"
             raise DamagedError(self.document, reason)
         present = np.zeros(count, np.bool_)

@@ -21,12 +21,11 @@ NULL: Final = 2**32 - 1
 _MAGIC: Final = b"PAR1"
 _MOST_HEADER_NBYTES: Final = 1024**2
 """Longest footer or header of a page: fields become Python objects. Few kB are usual."""
-_MOST_DEPTH: Final = 16
-"""Levels of lists and structs in metadata; the deepest that the format defines are 8."""
-_TOO_DEEP: Final = f"Parquet: metadata are nested deeper than {_MOST_DEPTH} levels"
-_MOST_VARINT_NBYTES: Final = 10
+_MOST_DEPTH: Final = 16  # of lists and structs in metadata; the format defines 8 at most
 _CODINGS: Final = {0: "", 2: "gzip", 4: "br", 6: "zstd"}
-_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_DATA_PAGE: Final = 0
+_DICTIONARY_PAGE: Final = 2
+_DATA_PAGE_2: Final = 3
 _PLAIN: Final = 0
 _DICTIONARY: Final = (2, 8)
 _HEADERS: Final = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_2: 8}
@@ -39,16 +38,6 @@ _BYTES: Final = 6
 _OPTIONAL: Final = 1
 _LENGTH: Final = struct.Struct("<I")
 _TAIL_NBYTES: Final = 8
-_MOST_STEPS: Final = 2**22
-"""Steps of about 0.5 µs that any file may take, and one more for four of its bytes, since few bytes
-inflate to many texts and runs. A table has 10,000 texts as a rule; these are for a million.
-"""
-_BYTES_PER_STEP: Final = 4
-_TEXT_STEPS: Final = 3
-_PAGE_STEPS: Final = 64
-"""Steps for a page, beside one for each byte of its header."""
-_RUN_STEPS: Final = 16
-"""Steps for a run of levels or codes, beside those of numpy for its values."""
 _MOST_NUMBER: Final = EVERYTHING.stop
 
 type _Struct = dict[int, Any]
@@ -70,7 +59,7 @@ class _Reader:
 
     def varint(self) -> int:
         value = 0
-        for place in range(_MOST_VARINT_NBYTES):
+        for place in range(10):  # 64 bits take no more bytes
             (byte,) = self.take(1)
             value |= (byte & 0x7F) << 7 * place
             if byte < 0x80:  # noqa: PLR2004  the bit that says that more follow
@@ -78,8 +67,6 @@ class _Reader:
         raise DecodeError(f"Parquet: a varint before {self.at} does not end")
 
     def fields(self, depth: int = 0) -> _Struct:
-        if depth > _MOST_DEPTH:
-            raise DecodeError(_TOO_DEEP)
         fields = dict[int, Any]()
         number = 0
         while (head := self.take(1)[0]) != 0:
@@ -92,6 +79,8 @@ class _Reader:
         return value >> 1 ^ -(value & 1)
 
     def _value(self, kind: int, depth: int) -> Any:
+        if depth > _MOST_DEPTH:
+            raise DecodeError(f"Parquet: metadata are nested deeper than {_MOST_DEPTH} levels")
         found: Any
         match kind:
             case 1 | 2:
@@ -105,18 +94,22 @@ class _Reader:
             case 8:
                 found = self.take(self.varint())
             case 9 | 10:
-                if depth > _MOST_DEPTH:
-                    raise DecodeError(_TOO_DEEP)
-                (head,) = self.take(1)
-                count, inner = head >> 4, head & 15
-                count = self.varint() if count == 15 else count  # noqa: PLR2004  a length follows
-                inner = 3 if inner in (1, 2) else inner  # booleans have a byte each in lists
-                found = [self._value(inner, depth + 1) for _ in range(count)]
+                found = self._list(depth + 1)
             case 12:
                 found = self.fields(depth + 1)
             case _:
                 raise DecodeError(f"Parquet: unknown type {kind} in metadata")
         return found
+
+    def _list(self, depth: int) -> list[Any]:
+        (head,) = self.take(1)
+        count = head >> 4
+        if count == 15:  # noqa: PLR2004  a length follows
+            count = self.varint()
+        kind = head & 15
+        if kind in (1, 2):  # booleans have a byte each in lists
+            kind = 3
+        return [self._value(kind, depth) for _ in range(count)]
 
 
 class Texts(NamedTuple):
@@ -169,7 +162,9 @@ class ParquetFile:
         if nbytes > _MOST_HEADER_NBYTES or start < len(_MAGIC):
             raise DecodeError(f"Parquet: a footer of {nbytes} bytes")
         footer = _Reader(data[start:-_TAIL_NBYTES]).fields()
-        steps = StepBudget(_MOST_STEPS + len(data) // _BYTES_PER_STEP)
+        # Steps of about 0.5 µs: a table has 10,000 texts as a rule, and these are for a million. So
+        # few bytes inflate to many texts and runs that a limit of bytes is not enough.
+        steps = StepBudget(2**22 + len(data) // 4)
         self._data = memoryview(data)[:start]
         fields = [_field(element) for element in _get(footer, 2, list)[1:]]
         self._chunks: dict[str, list[_Chunk]] = {name: [] for name, _ in fields}
@@ -242,7 +237,7 @@ class ParquetFile:
         while rows < chunk.rows:
             reader = _Reader(self._data[at : min(stop, at + _MOST_HEADER_NBYTES)])
             header = reader.fields()
-            chunk.steps.spend(_PAGE_STEPS + reader.at)
+            chunk.steps.spend(64 + reader.at)  # for the page, and for each byte of its header
             at += reader.at
             kind = _number(header, 1, "kind of a page")
             stored = _number(header, 3, "bytes of a page", stop - at)
@@ -282,7 +277,8 @@ def _field(element: Any) -> tuple[str, bool]:
 
 def _chunk(meta: _Struct, rows: int, stop: int, steps: StepBudget, *, is_optional: bool) -> _Chunk:
     """Read the metadata of a column whose pages end before *stop*."""
-    if (coding := _CODINGS.get(compression := _number(meta, 4, "compression"))) is None:
+    compression = _number(meta, 4, "compression")
+    if (coding := _CODINGS.get(compression)) is None:
         raise DecodeError(f"Parquet: compression {compression}, which is not zstd, gzip or brotli")
     kind = _number(meta, 1, "type of a column")
     start = _number(meta, 9, "offset of a column", stop)
@@ -331,9 +327,8 @@ def _page(
 
 
 def _integers(page: _ColumnPage) -> NDArray[np.int64]:
-    if (kind := _INTEGERS.get(page.kind)) is None or len(
-        page.data
-    ) < page.value_count * kind.itemsize:
+    kind = _INTEGERS.get(page.kind)
+    if kind is None or len(page.data) < page.value_count * kind.itemsize:
         raise DecodeError(f"Parquet: a page has no {page.value_count} integers")
     return np.frombuffer(page.data, kind, page.value_count).astype(np.int64)
 
@@ -341,7 +336,7 @@ def _integers(page: _ColumnPage) -> NDArray[np.int64]:
 def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
-    page.steps.spend(_TEXT_STEPS * page.value_count)
+    page.steps.spend(3 * page.value_count)
     at = 0
     data = page.data
     for _ in range(page.value_count):
@@ -370,7 +365,7 @@ def _unpack(data: bytes, bits: int, count: int, steps: StepBudget) -> NDArray[np
     reader = _Reader(data)
     weights = 1 << np.arange(bits, dtype=np.uint32)
     while at < count and bits:
-        steps.spend(_RUN_STEPS)
+        steps.spend(16)  # beside those of numpy for the values of the run
         head = reader.varint()
         if head & 1:
             packed = np.frombuffer(reader.take((head >> 1) * bits), np.uint8)
@@ -381,7 +376,7 @@ def _unpack(data: bytes, bits: int, count: int, steps: StepBudget) -> NDArray[np
             at += len(values)
         else:
             value = int.from_bytes(reader.take((bits + 7) // 8), "little")
-            unpacked[at : at + (head >> 1)] = value & 0xFFFFFFFF
+            unpacked[at : at + (head >> 1)] = value
             at += head >> 1
         if head < 2:  # noqa: PLR2004  a run of no values
             raise DecodeError("Parquet: an empty run")

@@ -5,7 +5,6 @@ Reference *i* of an array, counted in C order over its grid of chunks, is row ``
 """
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -37,8 +36,7 @@ from shardgate.formats.zarr.keys import ChunkKeys
 from shardgate.model import check_integer
 
 _ARRAY: Final = "/.zarray"
-_MOST_RECORDS: Final = 2**22
-"""Most references in a table, which takes 20 bytes for each."""
+_MOST_RECORDS: Final = 2**22  # in a table, which takes 20 bytes for each
 
 
 def decode_catalog(data: bytes, limit_nbytes: int) -> ReferenceSet:
@@ -101,39 +99,44 @@ def decode_table(data: bytes, most_rows: int, limit_nbytes: int) -> ReferenceTab
         raise DecodeError(f"a table of references of more than {limit_nbytes} bytes")
     if file.names.isdisjoint(("path", "raw")):
         raise DecodeError("a table of references has neither path nor raw")
-    (urls, texts), (inline, values) = file.texts("path"), file.texts("raw")
-    sources = np.where(urls == NULL, np.uint32(ABSENT), urls)
-    sources[inline != NULL] = INLINE
-    offsets, lengths = np.zeros((2, file.rows), np.uint64)
+    paths = file.texts("path")
+    blobs = file.texts("raw")
+    sources = np.where(paths.codes == NULL, np.uint32(ABSENT), paths.codes)
+    sources[blobs.codes != NULL] = INLINE
+    offsets = np.zeros(file.rows, np.uint64)
+    lengths = np.zeros(file.rows, np.uint64)
+    urls = [_decode_url(text) for text in paths.values]
     if "path" in file.names:
-        columns = file.integers("offset"), file.integers("size")
-        has_source = sources < INLINE
-        is_bad = np.zeros(file.rows, np.bool_)
-        for column, numbers in zip((offsets, lengths), columns, strict=True):
-            is_bad |= numbers < 0
-            column[:] = numbers
-        is_bad |= offsets + lengths > MOST_NBYTES
-        lengths[(offsets == 0) & (lengths == 0)] = WHOLE
-        sources[is_bad & has_source] = len(texts)
-    blobs = [_decoded(inline_bytes, value, "no base64") for value in values]
-    bad_blobs = [at for at, blob in enumerate(blobs) if isinstance(blob, InvalidReference)]
-    sources[np.isin(inline, bad_blobs)] = len(texts) + 1
-    names = [_decoded(bytes.decode, text, "a URL that is not UTF-8") for text in texts]
-    names.append(InvalidReference("its offset and size are no part of an object"))
-    names.append(InvalidReference("no base64"))
-    inlined = [b"" if isinstance(blob, InvalidReference) else blob for blob in blobs]
-    bounds = np.cumsum([0, *map(len, inlined)], dtype=np.uint64)
+        starts = file.integers("offset")
+        sizes = file.integers("size")
+        offsets[:] = starts
+        lengths[:] = sizes
+        is_bad = (starts < 0) | (sizes < 0) | (offsets + lengths > MOST_NBYTES)
+        sources[is_bad & (sources < INLINE)] = len(urls)
+        urls.append(InvalidReference("its offset and size are no part of an object"))
+        lengths[(starts == 0) & (sizes == 0)] = WHOLE
+    decoded: list[bytes] = []
+    bad_codes: list[int] = []
+    for code, value in enumerate(blobs.values):
+        try:
+            decoded.append(inline_bytes(value))
+        except ValueError:
+            decoded.append(b"")
+            bad_codes.append(code)
+    sources[np.isin(blobs.codes, bad_codes)] = len(urls)
+    urls.append(InvalidReference("no base64"))
+    bounds = np.cumsum([0, *map(len, decoded)], dtype=np.uint64)
     is_inline = sources == INLINE
-    offsets[is_inline] = bounds[inline[is_inline]]
-    lengths[is_inline] = np.diff(bounds)[inline[is_inline]]
-    return ReferenceTable(names, sources, offsets, lengths, b"".join(inlined))
+    offsets[is_inline] = bounds[blobs.codes[is_inline]]
+    lengths[is_inline] = np.diff(bounds)[blobs.codes[is_inline]]
+    return ReferenceTable(urls, sources, offsets, lengths, b"".join(decoded))
 
 
-def _decoded[T](decode: Callable[[bytes], T], data: bytes, reason: str) -> T | InvalidReference:
+def _decode_url(text: bytes) -> str | InvalidReference:
     try:
-        return decode(data)
-    except ValueError:
-        return InvalidReference(reason)
+        return text.decode()
+    except UnicodeDecodeError:
+        return InvalidReference("a URL that is not UTF-8")
 
 
 def memory_nbytes(data: bytes | None, most_nbytes: int) -> int:

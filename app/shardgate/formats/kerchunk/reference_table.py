@@ -31,8 +31,6 @@ MOST_NBYTES: Final = 2**63 - 1
 """Largest end of a part of an object."""
 MEMORY_PER_BYTE: Final = 8
 """Memory that JSON may take while it is decoded, for each byte that it may have."""
-_GRID_NBYTES: Final = 512
-"""Memory of the grid of an array, with its path."""
 
 
 class InvalidReference(NamedTuple):
@@ -135,7 +133,8 @@ class ReferenceSet(DecodedMetadata):
 
     @property
     def nbytes(self) -> int:
-        return self.names.nbytes + self.table.nbytes + _GRID_NBYTES * len(self.arrays)
+        grids_nbytes = 512 * len(self.arrays)  # with their paths
+        return self.names.nbytes + self.table.nbytes + grids_nbytes
 
     def invalid(self) -> Iterator[tuple[str, str]]:
         """Yield the names of references that cannot be followed, and the reasons."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import add, floordiv, mod, mul, sub
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shardgate.formats.documents import Json
 from shardgate.formats.reading import DecodeError, StepBudget
@@ -23,20 +23,9 @@ MOST_STEPS: Final = 2**27
 """Steps that any set may take, some 3 s; 100,000 usual generated references take fewer."""
 STEPS_PER_BYTE: Final = 32
 """Further steps for each byte of a set: enough to evaluate each of its letters once."""
-_LETTER_STEPS: Final = 32
-"""Steps for a letter of an expression."""
-_NAME_STEPS: Final = 16
-"""Steps for a variable."""
-_RENDERED_STEPS: Final = 4
-"""Steps for a letter of a result, so that a result takes memory in proportion to the steps."""
-_GENERATED_STEPS: Final = 192
-"""Steps for a generated reference, beside those of its templates."""
-_MOST_LENGTH: Final = 4096
-"""Characters of a template, and of its result."""
-_MOST_INTEGER: Final = 2**61
-"""Ranges of more integers have no `len`."""
-_COMPILED: Final = 32
-"""Templates that are remembered: a long one takes a megabyte."""
+_NAME_STEPS: Final = 16  # for a variable
+_MOST_LENGTH: Final = 4096  # characters of a template, and of its result
+_MOST_INTEGER: Final = 2**61  # ranges of more integers have no `len`
 _BEGIN: Final = "{{"
 _END: Final = "}}"
 _STATEMENT: Final = re.compile(r"\{[%#]")
@@ -49,7 +38,12 @@ _WORD: Final = re.compile(r"""'[^']*'|"[^"]*"|(\s+)|\b([^\W\d]\w*)""")
 """A text, space, or a name."""
 _MARK: Final = "_"
 """Before all names while Python parses an expression: its keywords are names like all others."""
-_OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+
+type Variables = Mapping[str, str | int]
+type _Operator = Callable[[int, int], int]
+
+_NONE: Final[Variables] = {}
+_OPERATORS: Final[Mapping[type[ast.AST], _Operator]] = {
     ast.Add: add,
     ast.UAdd: add,
     ast.Sub: sub,
@@ -58,10 +52,6 @@ _OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
     ast.FloorDiv: floordiv,
     ast.Mod: mod,
 }
-
-type Variables = Mapping[str, str | int]
-
-_NONE: Final[Variables] = {}
 
 
 class TemplateError(DecodeError):
@@ -81,7 +71,6 @@ class _TemplateCall(NamedTuple):
     arguments: Sequence[str]
 
 
-type _Operator = Callable[[int, int], int]
 type _Operation = str | int | _Variable | _TemplateCall | _Operator
 """A step of an expression in postfix order."""
 
@@ -95,19 +84,20 @@ class _Compiled(NamedTuple):
 class Templates:
     """Templates by name, which other templates use as variables or, with parameters, call."""
 
-    def __init__(self, texts: Json, steps: StepBudget | None = None) -> None:
+    def __init__(self, texts: Json, steps: StepBudget) -> None:
         """Take the member ``templates`` of a set; values that are no short texts are undefined.
         Raises: `DecodeError`.
         """
         if not isinstance(texts, dict | None):
             raise DecodeError("templates: expected an object of texts by name")
-        self.steps = steps or StepBudget(MOST_STEPS)
-        self._compile = lru_cache(_COMPILED)(self._compile_text)
+        self.steps = steps
+        self._compile = lru_cache(32)(self._compile_text)  # a long one takes a megabyte
         self._plain: dict[str, str] = {}
         self._parametrised: dict[str, str] = {}
         for name, text in (texts or {}).items():
             if isinstance(text, str) and len(text) <= _MOST_LENGTH:
-                (self._parametrised if _BEGIN in text else self._plain)[name] = text
+                known = self._parametrised if _BEGIN in text else self._plain
+                known[name] = text
         # A called template sees its arguments only, so no call leads to a further one.
         self._called = Templates(None, self.steps) if self._parametrised else self
 
@@ -123,7 +113,7 @@ class Templates:
         ]
         if (length := sum(map(len, parts))) > _MOST_LENGTH:
             raise _too_long(text)
-        self.steps.spend(_RENDERED_STEPS * length)
+        self.steps.spend(4 * length)  # so that a result takes memory in proportion to the steps
         return "".join(parts)
 
     def _compile_text(self, text: str, variables: AbstractSet[str]) -> _Compiled:
@@ -133,7 +123,8 @@ class Templates:
         if len(text) > _MOST_LENGTH:
             raise _too_long(text)
         parts: list[str | Sequence[_Operation]] = []
-        at = steps = 0
+        at = 0
+        steps = 0
         while (start := text.find(_BEGIN, at)) >= 0:
             parts.append(text[at:start])
             end = text.find(_END, start)
@@ -143,9 +134,10 @@ class Templates:
                 at = end + len(_END)
                 steps += _NAME_STEPS
             elif found := _EXPRESSION.match(text, start):
-                parts.append(_parse(found[1]))
+                expression = found[1]
+                parts.append(_parse(expression))
                 at = found.end()
-                steps += _LETTER_STEPS * len(found[1])
+                steps += 32 * len(expression)
             else:
                 raise _not_evaluated(text)
         parts.append(text[at:])
@@ -154,7 +146,7 @@ class Templates:
         return _Compiled(parts, steps)
 
     def _evaluate(self, operations: Sequence[_Operation], variables: Variables) -> str | int:
-        stack: list[Any] = []
+        stack: list[str | int] = []
         for operation in operations:
             match operation:
                 case str() | int():
@@ -168,13 +160,14 @@ class Templates:
                 case operator:
                     right = stack.pop()
                     stack.append(_operate(operator, stack.pop(), right))
-        value: str | int = stack[0]
-        return value
+        return stack[0]
 
     def _look_up(self, name: str, variables: Variables) -> str | int:
         if (value := variables.get(name, self._plain.get(name))) is None:
-            short = f"text of up to {_MOST_LENGTH} letters"
-            raise TemplateError(f"{name!r} is undefined, or no {short} without parameters")
+            raise TemplateError(
+                f"{name!r} is undefined, or no text of up to {_MOST_LENGTH} letters without "
+                "parameters"
+            )
         return value
 
     def _call(self, name: str, arguments: Variables) -> str:
@@ -280,9 +273,9 @@ def _generate(pattern: Json, templates: Templates) -> Iterator[Generated | Faile
             values = list(map(_values, dimensions.values()))
         case _:
             raise TemplateError("expected key, url and dimensions of each pattern")
-    steps = _GENERATED_STEPS + _NAME_STEPS * len(dimensions)
     count = prod(map(len, values))
-    templates.steps.spend(steps * count)
+    # Beside the steps of its templates, which are counted as they are rendered.
+    templates.steps.spend(count * (192 + _NAME_STEPS * len(dimensions)))
     if not count:  # `product` would make lists of the other dimensions, of any length
         return
     for each in product(*values):
@@ -312,9 +305,10 @@ def _part(
         return None
     if "offset" not in pattern or "length" not in pattern:
         raise TemplateError("gen: expected both offset and length, or neither")
-    offset = _number(templates, pattern["offset"], variables)
-    length = _number(templates, pattern["length"], variables)
-    return offset, length
+    return (
+        _number(templates, pattern["offset"], variables),
+        _number(templates, pattern["length"], variables),
+    )
 
 
 def _number(templates: Templates, text: Json, variables: Variables) -> int:

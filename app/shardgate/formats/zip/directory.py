@@ -26,9 +26,6 @@ _LOCATOR: Final = Struct("<4sLQL")
 """§4.3.15: signature, disk and offset of the zip64 end record, number of disks."""
 _END64: Final = Struct("<4sQ2H2L4Q")
 """§4.3.14: signature, bytes that follow, two versions, then as in `_END`."""
-_END64_NBYTES: Final = 44
-_END64_HEAD_NBYTES: Final = 12
-"""Signature and length of the zip64 end record."""
 _MOST: Final = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
 """Values of the fields of `_END` that stand for those of `_END64`."""
 _MOST_COMMENT_NBYTES: Final = 0xFFFF
@@ -46,11 +43,8 @@ _NARROW: Final = 2**32
 _EXTRA: Final = Struct("<2H")
 _WIDE: Final = 0xFFFFFFFF
 _MOST_WIDE: Final = 2**63 - 1
-_WIDE_DISK: Final = 0xFFFF
-_WIDENED: Final = (("size", _WIDE), ("nbytes", _WIDE), ("start", _WIDE), ("disk", _WIDE_DISK))
+_WIDENED: Final = (("size", _WIDE), ("nbytes", _WIDE), ("start", _WIDE), ("disk", 0xFFFF))
 """Values of fields of a record that stand for one of the zip64 extra field, in its order."""
-_UNICODE_PATH: Final = 0x7075
-_NEW_NAME_AT: Final = 5
 
 LOCAL_HEADER: Final = Struct("<4s2xHH16xHH")
 """§4.3.7: signature, flags, method, lengths of name and extra fields."""
@@ -61,15 +55,11 @@ _UTF8: Final = 0x800
 UNREADABLE: Final = 0x2061
 """Flags (§4.4.4) of data that are encrypted, or a patch of other data."""
 
-_ROW: Final = Struct("<4Q2L3H")
-"""An element of `_ROWS`."""
+_ROW: Final = Struct("<4Q2L3H")  # an element of `_ROWS`
 _ROWS: Final = np.dtype(
     [("start", "<u8"), ("stop", "<u8"), ("nbytes", "<u8"), ("size", "<u8"), ("crc", "<u4"),
      ("name_crc", "<u4"), ("name_nbytes", "<u2"), ("method", "<u2"), ("flags", "<u2")]
 )  # fmt: skip
-_MEMORY_PER_BYTE: Final = 10
-"""Memory for entries with short names; a byte in code page 437 may take three in UTF-8, twice."""
-_SETTING: Final = "limits.repository_file_bytes"
 _SEVERAL: Final = "it is a part of an archive on several disks"
 
 
@@ -104,7 +94,9 @@ class ZipEntry(NamedTuple):
             return f"its compression method is {self.method} ({name}), neither stored nor deflated"
         if self.nbytes != self.size and (self.method == STORED or not self.nbytes):
             return f"its {self.size} bytes are stored as {self.nbytes} bytes"
-        return "it is empty, and its CRC-32 is not" if self.crc and not self.size else ""
+        if self.crc and not self.size:
+            return "it is empty, and its CRC-32 is not"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,10 +142,12 @@ def decode_tail(tail: bytes, limit_nbytes: int) -> Marked[EndRecord]:
         if begins_like_page(tail):
             return Marked(is_page=True)
         raise DecodeError("it has no end record: it is truncated, or no zip archive")
-    if (nbytes := end.directory_nbytes) > limit_nbytes:
+    nbytes = end.directory_nbytes
+    if nbytes > limit_nbytes:
         reason = f"its central directory has {nbytes} bytes, over {limit_nbytes}"
-        raise DecodeError(f"{reason}: {_SETTING}")
-    if (start := len(tail) - end.directory_from_end) < 0:
+        raise DecodeError(f"{reason}: limits.repository_file_bytes")
+    start = len(tail) - end.directory_from_end
+    if start < 0:  # the tail has no more than a part of it
         return Marked(end)
     try:
         directory = decode_directory(tail[start : start + nbytes], end)
@@ -166,11 +160,8 @@ def unwrap(end: EndRecord, start: int) -> EndRecord:
     """Return *end* for a directory that begins at *start* bytes, if the offsets of its archive are
     narrow and began again at 0.
     """
-    is_wrapped = (
-        end.is_narrow
-        and start > end.directory_start
-        and (start - end.directory_start) % _NARROW == 0
-    )
+    shift = start - end.directory_start
+    is_wrapped = end.is_narrow and shift > 0 and shift % _NARROW == 0
     return end._replace(directory_start=start) if is_wrapped else end
 
 
@@ -182,14 +173,13 @@ def parse_end(tail: bytes) -> EndRecord | None:
         return None
     if (at := next((at for at in places if _end_of(tail, at) <= len(tail)), None)) is None:
         raise DecodeError("it ends within its comment")
-    _, *disks, count, nbytes, start, _ = _END.unpack_from(tail, at)
-    found = (*disks, count, nbytes, start)
-    located = at - _LOCATOR.size
-    is_narrow = located < 0 or not tail.startswith(b"PK\6\7", located)
+    _, *fields, _ = _END.unpack_from(tail, at)
+    locator_at = at - _LOCATOR.size
+    is_narrow = locator_at < 0 or not tail.startswith(b"PK\6\7", locator_at)
     if not is_narrow:
-        at = _find_end64(tail, located)
-        found = _parse_end64(tail, at, located, found)
-    disk, first, here, count, nbytes, start = found
+        at = _find_end64(tail, locator_at)
+        fields = _parse_end64(tail, at, locator_at, fields)
+    disk, first, here, count, nbytes, start = fields
     if disk or first or here != count:
         raise DecodeError(_SEVERAL)
     if nbytes < count * _RECORD.size:
@@ -214,26 +204,27 @@ def _end_of(tail: bytes, at: int) -> int:
     return at + _END.size + comment_nbytes
 
 
-def _find_end64(tail: bytes, located: int) -> int:
-    """Find the zip64 end record, perhaps with extensible data, that ends at *located*."""
-    at = tail.rfind(b"PK\6\6", 0, located)
+def _find_end64(tail: bytes, locator_at: int) -> int:
+    """Find the zip64 end record, perhaps with extensible data, that ends at *locator_at*."""
+    head_nbytes = 12  # signature, and number of the bytes that follow
+    at = tail.rfind(b"PK\6\6", 0, locator_at)
     while at >= 0:
-        nbytes = int.from_bytes(tail[at + 4 : at + 12], "little")
-        if nbytes >= _END64_NBYTES and at + _END64_HEAD_NBYTES + nbytes == located:
+        nbytes = head_nbytes + int.from_bytes(tail[at + 4 : at + head_nbytes], "little")
+        if nbytes >= _END64.size and at + nbytes == locator_at:
             return at
         at = tail.rfind(b"PK\6\6", 0, at)
     raise DecodeError("its zip64 end record is not right before the locator")
 
 
-def _parse_end64(tail: bytes, at: int, located: int, narrow: Sequence[int]) -> tuple[int, ...]:
+def _parse_end64(tail: bytes, at: int, locator_at: int, narrow: Sequence[int]) -> list[int]:
     """Parse the zip64 end record at *at*, and its locator; *narrow* are the fields of `_END`."""
     _, _, _, _, *fields = _END64.unpack_from(tail, at)
-    _, disk, start, disks = _LOCATOR.unpack_from(tail, located)
+    _, disk, start, disks = _LOCATOR.unpack_from(tail, locator_at)
     agree = all(old in (new, most) for old, new, most in zip(narrow, fields, _MOST, strict=True))
-    is_there = start == fields[-1] + fields[-2]
-    if disk or disks > 1 or not agree or not is_there:
+    is_behind_directory = start == fields[-1] + fields[-2]
+    if disk or disks > 1 or not agree or not is_behind_directory:
         raise DecodeError("its zip64 end record contradicts the end record or the locator")
-    return tuple(fields)
+    return fields
 
 
 def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
@@ -246,14 +237,14 @@ def decode_directory(data: bytes, end: EndRecord) -> CentralDirectory:
         name_at = at + _RECORD.size
         if name_at > len(data) or not data.startswith(b"PK\1\2", at):
             raise DecodeError(f"its central directory has no entry {number} at {at}")
-        _, host, flags, method, crc, nbytes, size, *lengths, disk, start = _RECORD.unpack_from(
-            data, at
-        )
+        record = _RECORD.unpack_from(data, at)
+        _, host, flags, method, crc, nbytes, size, *lengths, disk, start = record
         name_nbytes, extra_nbytes, comment_nbytes = lengths
         extra_at = name_at + name_nbytes
-        at = extra_at + extra_nbytes
-        name, extra = data[name_at:extra_at], data[extra_at:at]
-        at += comment_nbytes
+        comment_at = extra_at + extra_nbytes
+        at = comment_at + comment_nbytes
+        name = data[name_at:extra_at]
+        extra = data[extra_at:comment_at]
         if _WIDE in (size, nbytes, start) or disk:
             size, nbytes, start, disk = _widen(number, extra, (size, nbytes, start, disk))
         if disk:
@@ -293,7 +284,8 @@ def _find_keys(
 
 def memory_nbytes(_: bytes | None, nbytes: int) -> int:
     """Return the memory that decoding a directory of *nbytes* takes at most; see `Read`."""
-    return _MEMORY_PER_BYTE * nbytes
+    # For entries with short names; a byte in code page 437 may take three in UTF-8, twice.
+    return 10 * nbytes
 
 
 def _text(name: bytes, host: int, flags: int, extra: bytes, crc: int) -> bytes:
@@ -301,9 +293,10 @@ def _text(name: bytes, host: int, flags: int, extra: bytes, crc: int) -> bytes:
     *name*, else that itself; with a zero byte, which is in no key, if it cannot be decoded.
     """
     if b"up" in extra:  # §4.6.9: version 1, the CRC-32 of the name that it replaces, a name
-        for field in _extra_fields(extra, _UNICODE_PATH):
-            if field.startswith(b"\1" + crc.to_bytes(4, "little")) and len(field) > _NEW_NAME_AT:
-                name = field[_NEW_NAME_AT:]
+        head = b"\1" + crc.to_bytes(4, "little")
+        for field in _extra_fields(extra, 0x7075):
+            if field.startswith(head) and len(field) > len(head):
+                name = field.removeprefix(head)
                 flags = _UTF8
                 break
     if name.isascii():
@@ -334,16 +327,19 @@ def _widen(entry: int, extra: bytes, narrow: Sequence[int]) -> list[int]:
     field = next(_extra_fields(extra, 0x0001), b"")
     numbers = list[int]()
     for number, (name, stand_in) in zip(narrow, _WIDENED, strict=True):
-        nbytes = 0 if number != stand_in else 4 if name == "disk" else 8
+        if number != stand_in:
+            numbers.append(number)
+            continue
+        nbytes = 4 if name == "disk" else 8
         if nbytes > len(field):
             raise DecodeError(f"entry {entry} has no zip64 {name}")
-        wide = int.from_bytes(field[:nbytes], "little") if nbytes else number
+        wide = int.from_bytes(field[:nbytes], "little")
+        field = field[nbytes:]
         if name == "size":
             wide = min(wide, _MOST_WIDE)  # fails this entry only, as its `fault`
         numbers.append(
             check_integer(wide, f"zip64 {name} of entry {entry}", _MOST_WIDE, DecodeError)
         )
-        field = field[nbytes:]
     return numbers
 
 

@@ -26,7 +26,7 @@ from shardgate.formats.zip.directory import (
 )
 from shardgate.model import MISSING, ByteRange, Coded, Inline, ObjectRef, Stored, SuffixRange
 
-_REMEMBERED: Final = 256
+_MOST_PLACES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class Zip:
         found = await fetch(Read("metadata", ref, SuffixRange(TAIL_NBYTES), decode, is_marker=True))
         if found is None:
             return None
-        if (end := found.value.spec) is None:
+        if found.value.spec is None:
             raise found.value.refusal(ref, "no zip archive")
-        end = unwrap(end, found.size - end.directory_from_end)
+        start = found.size - found.value.spec.directory_from_end
+        end = unwrap(found.value.spec, start)
         # Other data may stand before the archive, such as a program that extracts it.
-        shift = found.size - end.directory_from_end - end.directory_start
+        shift = start - end.directory_start
         if shift < 0:
             reason = f"its end record places the central directory {-shift} bytes too far behind"
             raise DamagedError(ref, reason)
         table: CentralDirectory | Read[CentralDirectory] | None = end.directory
         if table is None:
-            start = shift + end.directory_start
             place = ByteRange(start, start + end.directory_nbytes)
             decode_rest = BoundDecoder(decode_directory, (end,))
             table = Read("zip-directory", ref, place, decode_rest, found.etag, memory_nbytes)
@@ -95,7 +95,7 @@ class ZipMembers(Members):
             place = await self._locate(name, fetch)
             if place is MISSING:  # which costs no read to find again
                 return place
-            if len(self.places) >= _REMEMBERED:
+            if len(self.places) >= _MOST_PLACES:
                 del self.places[next(iter(self.places))]
             self.places[name] = place
         return place
@@ -117,7 +117,7 @@ class ZipMembers(Members):
         header = await fetch(Read("zip-header", self.ref, place, decode, self.etag))
         if header is None:
             raise lost(self.ref, self.etag)
-        begin = place.stop + int(header.value)
+        begin = place.stop + header.value.item()
         if begin + entry.nbytes > self.shift + entry.stop:
             raise DamagedError(self.ref, f"{name}: it overlaps the next entry")
         data = Stored(self.ref, ByteRange(begin, begin + entry.nbytes), self.etag)

@@ -27,6 +27,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     FlatBufferWriter,
     TableType,
     required,
+    structs_of,
     tables_of,
     values_of,
 )
@@ -200,8 +201,8 @@ def test_written_strings_and_vectors_follow_the_specification() -> None:
 
     The buffer has the identifier that the library writes.
     """
-    row = [["ä", ""], [b"\1\0", b"\2\0"], (TableType(TEXT), ["x"])]
-    data = FlatBufferWriter().finish(TableType(TEXTS, values_of("2s", 8), TABLE), row)
+    row = [["ä", ""], [(b"\1\0",), (b"\2\0",)], (TableType(TEXT), ["x"])]
+    data = FlatBufferWriter().finish(TableType(TEXTS, structs_of("2s", 8), TABLE), row)
     root = _peer(data)
     start = root.Vector(root.Offset(4))
     assert data[4:8] == b"Ichk"

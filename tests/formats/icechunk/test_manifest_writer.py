@@ -161,7 +161,7 @@ def cases(draw: st.DrawFn) -> tuple[ArrayRewrite, dict[bytes, Manifest]]:
         refs.append(ManifestRef(object_id, box))
     changed = draw(st.dictionaries(coords, st.none() | PAYLOADS, max_size=8))
     grid = draw(st.tuples(*[st.integers(0, 6)] * ndim))
-    splits = draw(st.none() | st.tuples(*[st.integers(1, 4)] * ndim))
+    splits = draw(st.just((WHOLE,) * ndim) | st.tuples(*[st.integers(1, 4)] * ndim))
     return ArrayRewrite(NODE, grid, tuple(refs), changes(changed, ndim), splits), manifests
 
 
@@ -176,7 +176,7 @@ def test_rewritten_manifests_have_old_and_changed_references(
     """
     rewrite, manifests = case
     ndim = len(rewrite.grid)
-    sizes = rewrite.splits or (WHOLE,) * ndim
+    sizes = rewrite.splits
     expected = contents(rewrite.manifests, manifests, ndim)
     rows = rewrite.changes.coords.tolist()
     expected |= dict(zip(map(tuple, rows), references(rewrite.changes.payloads), strict=True))
@@ -207,13 +207,14 @@ def _rewritten(
     peer: Peer,
     path: str,
     changed: Mapping[Coords, Reference | None],
-    splits: tuple[int, ...] | None = None,
+    splits: tuple[int, ...] = (),
 ) -> Rewritten:
     """Apply changes to the manifests of an array, and store them in the repository."""
     node, array = peer.node(path), peer.array(path)
     ids = [ref.object_id for ref in array.manifests]
     manifests = {each: read_manifest(peer.folder, each) for each in ids}
     made = changes(changed, len(array.grid))
+    splits = splits or (WHOLE,) * len(array.grid)
     rewrite = ArrayRewrite(node.node_id, array.grid, array.manifests, made, splits)
     found, written = rewrite_manifests(rewrite, manifests, new_id)
     peer.put(path, found.manifests, written)
@@ -305,7 +306,7 @@ def test_references_of_a_grid_of_more_than_2_to_64_chunks_are_rewritten() -> Non
     old = old_manifest([Ref(index=far, inline=b"far"), Ref(index=near, inline=b"near")])
     everything = ManifestRef(OLD, ((0, last + 1),) * 3)
     changed = changes({near: InlineChunk(b"changed"), new: InlineChunk(b"new")}, 3)
-    rewrite = ArrayRewrite(NODE, (last + 1,) * 3, (everything,), changed)
+    rewrite = ArrayRewrite(NODE, (last + 1,) * 3, (everything,), changed, (WHOLE,) * 3)
     rewritten, written = rewrite_manifests(rewrite, {OLD: old}, new_id)
 
     (ref,) = rewritten.manifests
@@ -329,7 +330,7 @@ def test_rewrite_of_a_damaged_reference_is_refused() -> None:
     refs, one_more = (ManifestRef(OLD, ((0, 9),)),), changes({(5,): InlineChunk(b"z")}, 1)
 
     with pytest.raises(DecodeError, match="reaches out"):
-        rewrite_manifests(ArrayRewrite(NODE, (9,), refs, one_more), old, new_id)
+        rewrite_manifests(ArrayRewrite(NODE, (9,), refs, one_more, (WHOLE,)), old, new_id)
 
 
 C, D = icechunk.ManifestSplitCondition, icechunk.ManifestSplitDimCondition

@@ -14,7 +14,6 @@ from shardgate.formats.icechunk.keys import Ref as AnyRef
 from shardgate.formats.icechunk.repository_files import (
     FileRefs,
     RefFile,
-    Refs,
     RefTarget,
     RepoRefs,
     read_ref_file,
@@ -164,7 +163,7 @@ def _repo(**fields: object) -> MemoryStore:
     return filled({"repo": Repo(**{"snapshots": CHAIN, **fields}).file()})  # type: ignore[arg-type]
 
 
-async def _resolve(store: MemoryStore, ref: AnyRef, refs: Refs | None = None) -> str | None:
+async def _resolve(store: MemoryStore, ref: AnyRef, refs: FileRefs | None = None) -> str | None:
     found = await (refs or RepoRefs(ROOT, LIMIT)).resolve(ref, uncached_reads(store))
     return found and found.snapshot_id
 

@@ -132,7 +132,7 @@ class Applied:
         chunks = dict(self.log.updated_chunks)
         for rewrite in self.rewrites:
             node_id = rewrite.node_id
-            became = rewritten[rewrite.node_id]
+            became = rewritten[node_id]
             node = nodes[rewrite.path]
             if node.array is not None:
                 array = replace(node.array, manifests=became.manifests)
@@ -149,7 +149,8 @@ def apply_changes(
 ) -> Applied:
     """Apply *changes* to *before*. Raises: `BadBodyError` if impossible, else `ConflictError`."""
     nodes = _change_nodes(before.nodes, changes)
-    then, now = by_id(before.nodes), by_id(nodes)
+    then = by_id(before.nodes)
+    now = by_id(nodes)
     for node_id in changes.chunks:
         if node_id not in now:
             raise ConflictError(f"there is no array {encode_id(node_id)}")
@@ -240,7 +241,8 @@ def _check_path(path: str) -> None:
 def _check_groups(nodes: StoredNodes, entered: set[str], left: set[str]) -> None:
     for path in nodes:
         above = parent_of(path)
-        if path == "/" or not (path in entered or above in left or above in entered):
+        is_touched = path in entered or above in entered or above in left
+        if path == "/" or not is_touched:
             continue
         parent = nodes.get(above)
         if parent is None:
@@ -304,22 +306,22 @@ def _plan_rewrite(
     if chunks is None:
         chunks = ChunkChanges(np.empty((0, len(grid)), np.uint32), Payloads.gone(0))
     _check_chunks(node.path, grid, chunks)
-    old = node.array.manifests
+    kept = node.array.manifests
     if before is not None and before.array is not None and len(before.array.grid) != len(grid):
         # With another number of dimensions no old chunk keeps its coordinates: all leave.
-        leaving, old = old, ()
+        leaving = kept
+        kept = ()
     else:
-        # Early writers gave scalars a dimension.
-        fitting = (ref for ref in old if len(ref.extents) == len(grid))
         leaving = tuple(
             ref
-            for ref in fitting
-            if any(stop > count for (_, stop), count in zip(ref.extents, grid, strict=True))
+            for ref in kept
+            if len(ref.extents) == len(grid)  # early writers gave scalars a dimension
+            and any(stop > count for (_, stop), count in zip(ref.extents, grid, strict=True))
         )
     if not leaving and not len(chunks.coords):
         return None
     splits = splitting.splits(node.path, node.array.names, len(grid))
-    return ArrayRewrite(node.node_id, grid, old, chunks, splits, node.path, leaving)
+    return ArrayRewrite(node.node_id, grid, kept, chunks, splits, node.path, leaving)
 
 
 def _check_chunks(path: str, grid: tuple[int, ...], chunks: ChunkChanges) -> None:

@@ -23,8 +23,7 @@ _AFTER_SLASH: Final = chr(ord("/") + 1)
 _CHANGE_NBYTES: Final = 512
 _MAX_MOVES: Final = 100_000
 """Most nodes that the moves of one commit rename, each counted as often as it is moved."""
-_MAX_MOVED_LETTERS: Final = 16 * 1024**2
-"""Most letters of the paths that these nodes get."""
+_MAX_MOVED_LETTERS: Final = 16 * 1024**2  # most letters of the paths that these nodes get
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +161,8 @@ class _Editing:
                     self._chunks[self._ids[path]].append(each)
 
     def finish(self) -> ChangeSet:
-        new, updated = {}, {}
+        new: dict[bytes, NodeDocument] = {}
+        updated: dict[bytes, bytes] = {}
         for path, document, _ in self._nodes.values():
             node_id = self._ids[path]
             if node_id not in self._before:

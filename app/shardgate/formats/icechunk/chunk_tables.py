@@ -33,10 +33,7 @@ MAX_NBYTES: Final = 2**31 - 1
 ARRAY_CHUNKS: Final = TableType(NODE_ID.required("node_id"), POSITION)
 """Table of an array and its chunks."""
 
-_VTABLE_NBYTES: Final = 6
-"""Size of the least vtable that has the first field."""
-_PER_STEP: Final = 8
-"""Tables, or coordinates, that numpy reads in a step."""
+_PER_STEP: Final = 8  # tables, or coordinates, that numpy reads in a step
 _ALIGN: Final = 8
 _WORD: Final = U32.size
 _END_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
@@ -70,7 +67,8 @@ def locate_chunk_tables(reader: FlatBufferReader, at: int, vector: str) -> Chunk
     found: list[tuple[bytes, int, int]] = []
     stop = 0
     for node_id, vectors in parts.items():
-        start, stop = stop, stop + sum(count for _, count in vectors)
+        start = stop
+        stop += sum(count for _, count in vectors)
         found.append((node_id, start, stop))
     spans = [span for vectors in parts.values() for span in vectors]
     runs = (np.arange(first, first + count, dtype=np.uint32) for first, count in spans)
@@ -115,7 +113,7 @@ class _Walk:
         nbytes = self._halves.take(vtable >> 1, mode="clip").astype(np.int64)
         self._check(vtable + nbytes, 0, 1)
         field = self._halves.take((vtable >> 1) + 2, mode="clip").astype(np.int64)
-        if nbytes.min() < _VTABLE_NBYTES or not field.all():
+        if nbytes.min() < 6 or not field.all():  # noqa: PLR2004  no room for the first field
             raise DecodeError("a chunk has no coordinates")
         return self._check(table + field, 4, 4)
 
@@ -244,10 +242,10 @@ class Vectors:
             place = self._places[data] = self._append(U32.pack(len(data)) + data + padding)
         return place
 
-    def copy(self, data: bytes, starts: Places, item_nbytes: int = 1) -> Places:
+    def copy(self, data: bytes, starts: Places) -> Places:
         """Write the vectors at *starts* of *data*, each once, and return their positions."""
         distinct, inverse = distinct_of(starts)
-        counts = gather_numbers(data, distinct, "<u4").astype(np.int64) * item_nbytes
+        counts = gather_numbers(data, distinct, "<u4").astype(np.int64)
         if (distinct % _WORD).any() or (distinct + counts + _WORD > len(data)).any():
             raise DecodeError("damaged FlatBuffer: a vector reaches out of it, or is not aligned")
         lengths = counts // _WORD + 2
@@ -289,7 +287,8 @@ def _copy_words(data: bytes, starts: Places, lengths: Places, stops: Places) -> 
     turns = np.searchsorted(stops, np.arange(2**18, len(copied), 2**18))
     edges = np.unique([0, *turns.tolist(), len(stops)])
     for first, last in pairwise(edges.tolist()):
-        begin, end = int(stops[first] - lengths[first]), int(stops[last - 1])
+        begin = int(stops[first] - lengths[first])
+        end = int(stops[last - 1])
         shifts = starts[first:last] - (stops[first:last] - lengths[first:last])
         at = np.repeat(shifts, lengths[first:last]) + np.arange(begin, end)
         copied[begin:end] = words.take(at, mode="clip")
@@ -339,8 +338,8 @@ def write_table_vector(
         tables["vtable"] = places - at - tables["vtable"]
         head[rows] = places - _WORD * rows
         pieces += vtables, tables
-        row = row + len(tables)
-        at = at + len(vtables) + tables.nbytes
+        row += len(tables)
+        at += len(vtables) + tables.nbytes
     check_nbytes(at + len(vectors))
     return [*pieces, vectors]
 

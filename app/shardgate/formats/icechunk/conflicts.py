@@ -118,8 +118,12 @@ class _TheirChanges:
         before = self.before.get(node_id)
         return before is not None and self.now[node_id].document != before.document
 
-    def created(self) -> Iterator[StoredNode]:
-        return (node for node in self.now.values() if node.node_id not in self.before)
+    def entered(self) -> Iterator[StoredNode]:
+        """Yield the groups in which they created nodes, one for each node."""
+        for node_id, node in self.now.items():
+            group = self.paths.get(parent_of(node.path))
+            if node_id not in self.before and group is not None:
+                yield group
 
     def former_path(self) -> str | None:
         """Return the former path of a node that they moved, if there is one."""
@@ -155,9 +159,8 @@ def _find_moves(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConfli
         if theirs.is_gone(node_id) or theirs.is_updated(node_id) or node_id in theirs.written:
             path = theirs.before[node_id].path
             yield CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, path)
-    for node in theirs.created():
-        group = theirs.paths.get(parent_of(node.path))
-        if group is not None and group.node_id in ours.moves:
+    for group in theirs.entered():
+        if group.node_id in ours.moves:
             yield CommitConflict(_K.MOVE_OPERATION_CANNOT_BE_REBASED, group.path)
 
 
@@ -185,9 +188,8 @@ def _find_deletes(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConf
             yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, node.path)
         elif node.array is not None and (is_updated or theirs.chunks(node.node_id)):
             yield CommitConflict(_K.DELETE_OF_UPDATED_ARRAY, node.path)
-    for node in theirs.created():
-        group = theirs.paths.get(parent_of(node.path))
-        if group is not None and group.node_id in ours.deleted:
+    for group in theirs.entered():
+        if group.node_id in ours.deleted:
             yield CommitConflict(_K.DELETE_OF_UPDATED_GROUP, group.path)
 
 
@@ -205,8 +207,9 @@ def _find_places(ours: ChangeSet, theirs: _TheirChanges) -> Iterator[CommitConfl
 def _staying(path: str, ours: ChangeSet, theirs: _TheirChanges) -> StoredNode | None:
     """Return their node at *path*, unless we delete or move it."""
     node = theirs.paths.get(path)
-    is_left = node is None or node.node_id in ours.deleted or node.node_id in ours.moves
-    return None if is_left else node
+    if node is None or node.node_id in ours.deleted or node.node_id in ours.moves:
+        return None
+    return node
 
 
 def _find_chunks(
@@ -243,7 +246,8 @@ def _lost(node: StoredNode, document: bytes, chunks: tuple[Coords, ...]) -> Iter
     if not chunks:
         return
     try:
-        after, before = read_grid(document), read_grid(node.document)
+        after = read_grid(document)
+        before = read_grid(node.document)
     except DecodeError:
         yield from chunks
         return

@@ -37,8 +37,7 @@ TABLE_NBYTES: Final = 256
 ITEM_NBYTES: Final = 128
 """Memory of the Python objects for a string or a struct."""
 STRING_PER_BYTE: Final = 4
-TABLE_STEPS: Final = 4
-"""Steps for a table, of about 0.5 µs; one more for a text or an offset."""
+TABLE_STEPS: Final = 4  # of about 0.5 µs, for a table; one more for a text or an offset
 _TOO_MUCH: Final = "damaged FlatBuffer: too many tables and vectors for its size"
 _WIDEST: Final = 8
 _KEPT_LAYOUTS: Final = 1024
@@ -330,8 +329,8 @@ class FlatBufferWriter:
         """Write the vtable of tables that have the fields *present*; return its position too."""
         layout = _plan(kind, present)
         vtable = self.pad(U16.size)
-        head = 4 + 2 * len(present), layout.struct.size
-        self.data += pack(f"<{2 + len(present)}H", *head, *layout.places)
+        numbers = (4 + 2 * len(present), layout.struct.size, *layout.places)
+        self.data += pack(f"<{len(numbers)}H", *numbers)
         self._layouts[kind, present] = layout, vtable
         return layout, vtable
 
@@ -350,7 +349,7 @@ def _plan(kind: TableType, present: tuple[bool, ...]) -> TableLayout:
         if field.write is not None:
             links.append((slot, end, field.write))
         places[slot] = end
-        end = end + kind.nbytes[slot]
+        end += kind.nbytes[slot]
     inline = [slot for slot in slots if kind.fields[slot].write is None]
     return TableLayout(Struct(code), inline, links, places)
 
@@ -372,13 +371,13 @@ def structs_of(code: str, align: int = U32.size) -> Field:
     )
 
 
-def values_of(code: str, align: int = U32.size) -> Field:
+def values_of(code: str) -> Field:
     """Make the type of a field that is a vector of numbers, or of structs of one value."""
     kind = Struct(f"<{code}")
     return Field(
         "I",
         lambda reader, at: [value for (value,) in reader.structs(at, kind)],
-        lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items)), align),
+        lambda to, items: to.vector(len(items), b"".join(map(kind.pack, items))),
     )
 
 

@@ -20,11 +20,6 @@ MAX_DEPTH: Final = 128
 MEMORY_PER_BYTE: Final = 32
 """Limit of the memory of a decoded value, for each byte of its encoding: parts can be shared."""
 
-_MOST_STEPS: Final = 2**22
-"""Steps of about 0.5 µs that values may take, two each and for each key, beside one for four bytes:
-two million are fewer only than those of a value of megabytes.
-"""
-_BYTES_PER_STEP: Final = 4
 VALUE_STEPS: Final = 2
 _CONTAINER_NBYTES: Final = 56
 _WIDTHS: Final = (1, 2, 4, 8)
@@ -59,7 +54,9 @@ _ITEMS: Final[Mapping[int, tuple[int, int | None]]] = {
 
 def value_steps(nbytes: int) -> StepBudget:
     """Return the budget of values whose encodings have *nbytes* in all."""
-    return StepBudget(_MOST_STEPS + nbytes // _BYTES_PER_STEP)
+    # Steps of about 0.5 µs, two for each value and for each key: two million of these are fewer
+    # only than those of a value of megabytes.
+    return StepBudget(2**22 + nbytes // 4)
 
 
 def decode_flexbuffer(data: bytes, steps: StepBudget | None = None) -> Json:
@@ -89,7 +86,7 @@ class _FlexReader:
         self._spend(24)  # memory of a small Python object
         self._steps.spend(VALUE_STEPS)
         # Six bits for the kind, two for the logarithm of the width.
-        kind, width = packed >> 2, 1 << (packed & 3)
+        kind = packed >> 2
         match kind:
             case _K.NULL:
                 return None
@@ -97,6 +94,7 @@ class _FlexReader:
                 return self._number(kind, at, slot_width)
             case _K.BOOL:
                 return self._uint(at, slot_width) != 0
+        width = 1 << (packed & 3)
         return self._distant(kind, self._follow(at, slot_width), width, depth)
 
     def _distant(self, kind: int, at: int, width: int, depth: int) -> Json:
@@ -211,8 +209,12 @@ class _FlexSlot(NamedTuple):
         if not self.is_offset:
             return self.width
         # A wider slot moves the items, and so the offset gets longer: try each width.
-        steps = ((w, int(end + -end % w + index * w - self.number)) for w in _WIDTHS)
-        return next(width for width, step in steps if step < 1 << 8 * width)
+        for width in _WIDTHS:
+            start = end + -end % width
+            offset = start + index * width - self.number
+            if offset < 1 << 8 * width:
+                break
+        return width
 
     def packed(self, width: int) -> int:
         own = self.width if self.is_offset else max(self.width, width)

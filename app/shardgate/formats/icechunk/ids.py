@@ -10,9 +10,8 @@ import numpy as np
 OBJECT_ID_NBYTES: Final = 12
 NODE_ID_NBYTES: Final = 8
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
-"""Of `int`, with base 32."""
-_TO_DIGITS: Final = str.maketrans(_ALPHABET, _DIGITS)
+# To the digits of `int` with base 32.
+_TO_DIGITS: Final = str.maketrans(_ALPHABET, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _FROM_RFC_4648: Final = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _ALPHABET.encode())
 _LETTERS: Final = -(-OBJECT_ID_NBYTES * 8 // 5)
 _TABLE: Final = np.array([_ALPHABET.find(chr(code)) for code in range(128)], np.int8).view(np.uint8)
@@ -28,9 +27,11 @@ def decode_id(text: str, nbytes: int = OBJECT_ID_NBYTES) -> bytes | None:
     """Decode an id of *nbytes*; `None` for any but the canonical spelling, in capitals."""
     if len(text) != -(-nbytes * 8 // 5) or not set(text).issubset(_ALPHABET):
         return None
-    bits = int(text.translate(_TO_DIGITS) or "0", 32)
+    bits = int(text.translate(_TO_DIGITS), 32)
     padding = len(text) * 5 - nbytes * 8
-    return None if bits & (1 << padding) - 1 else (bits >> padding).to_bytes(nbytes)
+    if bits & (1 << padding) - 1:
+        return None
+    return (bits >> padding).to_bytes(nbytes)
 
 
 def decode_ids(texts: Sequence[str]) -> list[bytes] | None:

@@ -133,19 +133,17 @@ class Icechunk:
     async def _open(self, directory: ObjectRef, fetch: Fetch) -> Layout | None:
         refs = RepoRefs(directory, self.limit_nbytes)
         found = await fetch(refs.read, allow_stale=True)
-        if found is not None and found.value.spec is None:  # by now it may be one
-            found = await fetch(refs.read)
         if found is not None and found.value.spec is None:
-            if self.is_named:
-                reason = "it does not begin like a file of Icechunk"
-                raise found.value.refusal(refs.read.ref, reason)
-            return None
-        if found is not None:
+            found = await fetch(refs.read)  # by now it may be one
+        if found is None:
+            files = FileRefs(directory)
+            main = await fetch(files.read(MAIN), allow_stale=True)
+            return None if main is None else self._layout(directory, files)
+        if found.value.spec is not None:
             return self._layout(directory, refs)
-        files = FileRefs(directory)
-        if await fetch(files.read(MAIN), allow_stale=True) is None:
-            return None
-        return self._layout(directory, files)
+        if self.is_named:
+            raise found.value.refusal(refs.read.ref, "it does not begin like a file of Icechunk")
+        return None
 
     def _layout(self, directory: ObjectRef, refs: RepoRefs | FileRefs) -> "RepositoryLayout":
         repository = Repository(directory, refs, self.limit_nbytes, self.allowed)
@@ -194,8 +192,8 @@ class RepositoryLayout(Layout):
     async def names(self, prefix: VirtualKey, fetch: Fetch, run: RunInThread) -> Sequence[Name]:
         if (found := await self._open_ref(prefix, fetch)) is None:
             return ()
-        _, path, snapshot, _ = found
-        path = path.rstrip("/")
+        snapshot = found.snapshot
+        path = found.path.rstrip("/")
         if snapshot.is_in_array(path):
             return ()
         names = await run(lambda: [Name(f"{name}/") for name in snapshot.below(path)])
@@ -237,7 +235,8 @@ class RepositoryLayout(Layout):
             return
         if (found := await self._open_ref(prefix, io.fetch)) is None:
             return
-        _, _, snapshot, modified_s = found
+        snapshot = found.snapshot
+        modified_s = found.modified_s
         within = window.below(lead)
         folded = None
         for block in await io.run_in_thread(lambda: key_blocks(sound_nodes(snapshot), within)):
@@ -265,9 +264,9 @@ class RepositoryLayout(Layout):
         found = await self._open_ref(folder, fetch)
         if found is None or found.snapshot.is_sharded:
             return ()
-        _, path, snapshot, _ = found
+        snapshot = found.snapshot
         name = self.repository.file("snapshots", snapshot.object_id)
-        return await run_in_thread(_describe_below, path.rstrip("/"), name, snapshot.nodes)
+        return await run_in_thread(_describe_below, found.path.rstrip("/"), name, snapshot.nodes)
 
     async def holding(self, key: VirtualKey, fetch: Fetch) -> Shard | None:
         """Return the shard that holds the chunk *key*; `None` if it is inline in a manifest."""

@@ -41,8 +41,7 @@ from shardgate.formats.icechunk.ids import OBJECT_ID_NBYTES
 from shardgate.formats.reading import DecodeError
 from shardgate.model import ByteRange, Condition, ETag, UnmodifiedSince
 
-_MAX_ARRAYS: Final = 2**16
-"""Each takes time and memory; the library writes one into a manifest."""
+_MAX_ARRAYS: Final = 2**16  # each takes time and memory; the library writes one
 
 MANIFEST: Final = TableType(
     FILE_ID, tables_of(ARRAY_CHUNKS).required("arrays"), DATA, UINT8._replace(absent=1)
@@ -215,8 +214,9 @@ class Manifest:
         """
         index = self.arrays.get((node_id, len(coords)))
         position = index.find(coords) if index else 0
-        # Early writers gave the chunk of an array without dimensions the coordinate 0.
-        if not position and (coords or not (position := self._find_old_scalar(node_id))):
+        if not position and not coords:
+            position = self._find_old_scalar(node_id)
+        if not position:
             return None
         try:
             return self.references.read(position)
@@ -227,8 +227,7 @@ class Manifest:
         """Return the chunks of array *node_id* that have a reference, in C order."""
         if index := self.arrays.get((node_id, ndim)):
             return index.coords()
-        found = ndim == 0 and self._find_old_scalar(node_id) > 0
-        return np.empty((int(found), ndim), np.uint32)
+        return np.empty((len(self.positions(node_id, ndim)), ndim), np.uint32)
 
     def positions(self, node_id: bytes, ndim: int) -> U32s:
         """Return the positions of the references, in the order of `coords`."""

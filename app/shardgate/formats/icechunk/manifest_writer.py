@@ -21,7 +21,6 @@ from shardgate.formats.icechunk.chunk_tables import (
     vector_at,
     write_table_vector,
 )
-from shardgate.formats.icechunk.config import WHOLE
 from shardgate.formats.icechunk.coords import Coords, Places, distinct_rows, inside, sort_columns
 from shardgate.formats.icechunk.flatbuffers import FileType, FlatBufferWriter, seal_envelope
 from shardgate.formats.icechunk.manifest import (
@@ -40,8 +39,7 @@ type _Rank = tuple[_Cell, int]
 """Sort key of a manifest among those of its array: its box, and the number of its source."""
 
 _ZSTD: Final = 1
-_CHANGES: Final = 0
-"""Number of the source of new references; old manifests count from 1."""
+_CHANGES: Final = 0  # number of the source of new references; old manifests count from 1
 
 _COLUMNS: Final = (
     ("start", "offset", "<u8"),
@@ -73,8 +71,8 @@ class ArrayRewrite:
     """Manifests before the commit; none if the number of dimensions was another."""
     changes: ChunkChanges
     """All inside of *grid*."""
-    splits: tuple[int, ...] | None = None
-    """Chunks that a manifest spans, by dimension; `None` keeps all in one manifest."""
+    splits: tuple[int, ...]
+    """Chunks that a manifest spans, by dimension; `WHOLE` for all."""
     path: str = ""
     leaving: tuple[ManifestRef, ...] = ()
     """Manifests that may have chunks outside of *grid*, which belong into the log."""
@@ -84,13 +82,14 @@ class ArrayRewrite:
         found: list[Coords] = []
         for object_id, extents in self.leaving:
             coords = manifests[object_id].coords(self.node_id, len(extents))
-            start, stop = tuple(low for low, _ in extents), tuple(high for _, high in extents)
+            start = tuple(low for low, _ in extents)
+            stop = tuple(high for _, high in extents)
             found.append(coords[inside(coords, stop, start) & ~inside(coords, self.grid)])
         return tuple(coords for coords in found if len(coords))
 
     def cells(self, coords: Coords) -> Coords:
         """Return the box of the split grid that each of *coords* lies in."""
-        return coords // np.array(self.splits or (WHOLE,) * len(self.grid), np.uint32)
+        return coords // np.array(self.splits, np.uint32)
 
 
 class Rewritten(NamedTuple):

@@ -23,7 +23,6 @@ VERSION: Final = 2
 """Version of the specification that spells values as FlexBuffers; version 1 has MessagePack."""
 _MAX_VALUE_NBYTES: Final = 8 * 1024**2
 """MessagePack can take 180 times its length in memory."""
-_LONG_VALUE: Final = f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes"
 
 
 class Metadata(NamedTuple):
@@ -55,15 +54,11 @@ def encode_metadata(values: Mapping[str, Json]) -> Metadata:
 
 def read_metadata(reader: FlatBufferReader, at: int | None) -> Metadata:
     """Copy the vector of items at *at*; an absent one is empty. Raises: `DecodeError`."""
-    return Metadata(reader.version, ()) if at is None else _read_items(reader, at)
-
-
-def _read_items(reader: FlatBufferReader, at: int) -> Metadata:
     items: list[tuple[str, bytes]] = []
-    for name, value in reader.tables(ITEM, at):
+    for name, value in [] if at is None else reader.tables(ITEM, at):
         items.append((name, value))
         if len(value) > _MAX_VALUE_NBYTES:
-            raise DecodeError(_LONG_VALUE)
+            raise DecodeError(f"a metadata item has more than {_MAX_VALUE_NBYTES} bytes")
         reader.spend(len(value) * (MEMORY_PER_BYTE - 1))
     return Metadata(reader.version, tuple(items))
 
@@ -72,7 +67,7 @@ ITEM: Final = TableType(
     TEXT.required("name of a metadata item"), DATA.required("value of a metadata item")
 )
 METADATA: Final = Field(
-    "I", _read_items, lambda writer, metadata: writer.tables(ITEM, metadata.items)
+    "I", read_metadata, lambda writer, metadata: writer.tables(ITEM, metadata.items)
 )
 
 

@@ -194,18 +194,13 @@ def snapshot_row(each: SnapshotInfo, parent: int) -> tuple[Any, ...]:
     return object_id, parent, at_us, message, metadata if metadata.items else None, pruned or None
 
 
-def newer_update(number: int) -> str:
-    """Return the error of an update that cannot be copied."""
-    return f"update {number} is one that only a newer specification knows"
-
-
 def make_update(
     reader: FlatBufferReader, number: int, body: int, updated_at_us: int, backup: str | None
 ) -> Update:
     """Make an update of the fields of its table."""
     kind, types = _UPDATE_KINDS.get(number, _UNKNOWN)
     if reader.is_strict and number not in _UPDATE_KINDS:
-        raise DecodeError(newer_update(number))
+        raise DecodeError(f"update {number} is one that only a newer specification knows")
     values = reader.table(BODIES[kind], body)
     fields = dict(zip(types, values, strict=True))
     if kind == _FLAG:
@@ -303,9 +298,7 @@ class _SnapshotList:
         self._start, self._count = reader.vector(at, U32.size)
 
     def id_at(self, index: int) -> bytes:
-        (object_id,) = self._row(_SNAPSHOT_ID, index)
-        found: bytes = object_id
-        return found
+        return bytes(self._row(_SNAPSHOT_ID, index)[0])
 
     def ancestry(self, index: int) -> Iterator[SnapshotInfo]:
         for _ in range(self._count):
@@ -350,8 +343,7 @@ class RepoInfo:
     @property
     def nbytes(self) -> int:
         config_nbytes = 0 if isinstance(self.config, DecodeError) else self.config.nbytes
-        refs = len(self.branches) + len(self.tags)
-        refs_nbytes = 256 * refs  # Python objects
+        refs_nbytes = 256 * (len(self.branches) + len(self.tags))  # Python objects
         return len(self.payload) + refs_nbytes + config_nbytes
 
     @property
@@ -391,9 +383,10 @@ class RepoInfo:
     def ancestry(self, snapshot_id: str) -> Iterator[SnapshotInfo] | None:
         """Return a snapshot, its parent and so on; `None` if none of that id is listed."""
         reader = self.reader()
-        object_id = decode_id(snapshot_id)
+        if (object_id := decode_id(snapshot_id)) is None:
+            return None
         snapshots = _SnapshotList(reader, reader.root(REPO.lazy)[RepoField.SNAPSHOTS])
-        index = None if object_id is None else snapshots.find(object_id)
+        index = snapshots.find(object_id)
         return None if index is None else snapshots.ancestry(index)
 
     def updates(self) -> list[Update]:

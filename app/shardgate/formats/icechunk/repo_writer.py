@@ -200,6 +200,7 @@ def rewrite_repo(
     for slot, value in draft.replaced.items():
         row[slot] = value
     stop = _overflow(newer, older, config.num_updates_per_repo_info_file)
+    # The last of *newer* is the first of *older*, so that the two overlap by one.
     if stop < len(newer):
         row[RepoField.REPO_BEFORE_UPDATES] = newer[stop].backup_path
     elif stop < len(newer) + len(older) - 1:

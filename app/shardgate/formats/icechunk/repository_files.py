@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -34,6 +33,7 @@ from shardgate.formats.icechunk.manifest import (
 )
 from shardgate.formats.icechunk.repo_info import Availability, RepoInfo, RepoInfoDecoder
 from shardgate.formats.icechunk.snapshot import Chunks, Snapshot, SnapshotDecoder
+from shardgate.formats.members import refer
 from shardgate.formats.reading import DecodeError, Fetch, Opaque, Read, Weighable
 from shardgate.formats.references import Allowed, resolve
 from shardgate.formats.surveying import Listing
@@ -229,25 +229,18 @@ class FileRefs:
         return () if found is None else found.value.containers
 
 
-type Refs = RepoRefs | FileRefs
-
-
 @dataclass(frozen=True, slots=True)
 class Repository:
     """An opened repository."""
 
     directory: ObjectRef
-    refs: Refs
+    refs: RepoRefs | FileRefs
     limit_nbytes: int
     allowed: tuple[Allowed, ...]
 
     def file(self, kind: str, object_id: bytes) -> ObjectRef:
         """Return the name of a file in the folder *kind*."""
         return self.directory.join(f"{kind}/{encode_id(object_id)}")
-
-    async def snapshot(self, ref: Ref, fetch: Fetch) -> Snapshot | None:
-        found = await self.dated_snapshot(ref, fetch)
-        return found and found[0]
 
     async def dated_snapshot(
         self, ref: Ref, fetch: Fetch, *, is_sharded: bool = False
@@ -263,12 +256,12 @@ class Repository:
             return None
         decode = SnapshotDecoder(object_id, self.limit_nbytes, is_sharded)
         snapshot = await self.read("snapshots", object_id, decode, fetch)
-        if snapshot is None and not isinstance(ref, SnapshotId):
-            name = self.file("snapshots", object_id)
-            raise DamagedError(name, f"does not exist, but {spell_ref(ref)} refers to it")
-        if snapshot is None:
+        if snapshot is not None:
+            return snapshot, found.modified_s or snapshot.flushed_at_s
+        if isinstance(ref, SnapshotId):
             return None
-        return snapshot, found.modified_s or snapshot.flushed_at_s
+        name = self.file("snapshots", object_id)
+        raise DamagedError(name, f"does not exist, but {spell_ref(ref)} refers to it")
 
     async def suggest_ref(self, spelled: str, fetch: Fetch) -> str:
         """Return how the ref that *spelled* may mean is written in keys, or how all are."""
@@ -355,11 +348,10 @@ class Repository:
                 return Referenced(Inline(data, etag), "", is_immutable=True)
             case Virtual(location, byte_range, checksum):
                 ref = resolve(location, self.allowed, containers)
-                reference_id = blake2b("/".join(ref).encode(), digest_size=8).hexdigest()
-                if isinstance(checksum, str):
-                    pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
-                    return Referenced(pinned, reference_id, is_immutable=True)
-                return Referenced(Part(ref, byte_range, checksum), reference_id, is_immutable=False)
+                if not isinstance(checksum, str):
+                    return refer(Part(ref, byte_range, checksum))
+                pinned = Stored(ref, byte_range, Fixed(checksum, checksum))
+                return refer(Part(ref, byte_range))._replace(place=pinned, is_immutable=True)
 
     def _damage(
         self, manifest_id: bytes, node_id: bytes, coords: tuple[int, ...], error: DecodeError

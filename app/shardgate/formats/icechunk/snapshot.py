@@ -238,12 +238,12 @@ def write_snapshot(snapshot: StoredSnapshot) -> bytes:
 
 
 def _node_row(node: StoredNode) -> tuple[Any, ...]:
-    kind, data = GROUP, _NO_DATA
     array = node.array
-    if array is not None:
-        names = None if array.names is None else [(name,) for name in array.names]
-        kind, data = ARRAY, (_ARRAY, ((), names, array.manifests, array.dimensions))
-    return node.node_id, node.path, node.document, kind, data, node.extra
+    if array is None:
+        return node.node_id, node.path, node.document, GROUP, _NO_DATA, node.extra
+    names = None if array.names is None else [(name,) for name in array.names]
+    data = (_ARRAY, ((), names, array.manifests, array.dimensions))
+    return node.node_id, node.path, node.document, ARRAY, data, node.extra
 
 
 class SnapshotHeaderDecoder(FileDecoder):
@@ -318,8 +318,11 @@ class Snapshot(DecodedMetadata):
     @property
     def why_sharded(self) -> str:
         """Reasons why arrays are not served unsharded, of the first few."""
-        documents = {p: n.document for p, n in self.nodes.items() if isinstance(n, SnapshotNode)}
-        reasons = (f"/{p}: {d.why_sharded}" for p, d in documents.items() if d.why_sharded)
+        reasons = (
+            f"/{path}: {node.document.why_sharded}"
+            for path, node in self.nodes.items()
+            if isinstance(node, SnapshotNode) and node.document.why_sharded
+        )
         return "; ".join(islice(reasons, 3))  # enough to understand the others
 
     def find(self, path: str) -> tuple[str, str] | None:
@@ -360,9 +363,11 @@ class SnapshotDecoder(FileDecoder):
         faults: list[tuple[str, str]] = []
         for stored in _read_nodes(reader, root):
             path = stored.path
-            if not is_node_path(path) or path[1:] in nodes:
-                reason = "another node has the same path"
-                faults.append((path, reason if is_node_path(path) else "no path of a node"))
+            if not is_node_path(path):
+                faults.append((path, "no path of a node"))
+                continue
+            if path[1:] in nodes:
+                faults.append((path, "another node has the same path"))
                 continue
             node = nodes[path[1:]] = _serve_node(reader, stored, is_sharded=self.is_sharded)
             reader.spend(_weigh(node))

@@ -91,9 +91,9 @@ async def survey_ref(
 
 async def _snapshot(repository: Repository, ref: str, fetch: Fetch) -> tuple[Snapshot, str]:
     for parsed, spelled in parse_ref(ref):
-        snapshot = await repository.snapshot(parsed, fetch)
-        if snapshot is not None:
-            return snapshot, spelled
+        dated = await repository.dated_snapshot(parsed, fetch)
+        if dated is not None:
+            return dated[0], spelled
     hint = await repository.suggest_ref(ref, fetch)
     raise UnknownRefError(f"there is no ref {ref} in {repository.directory}: {hint}")
 

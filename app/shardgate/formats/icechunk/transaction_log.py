@@ -34,8 +34,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     values_of,
 )
 
-_VTABLE: Final = pack("<3H2x", 6, 8, 4)
-"""Of tables that have the first field only."""
+_VTABLE: Final = pack("<3H2x", 6, 8, 4)  # of tables that have the first field only
 
 
 class MoveOperation(NamedTuple):
@@ -74,8 +73,7 @@ class TransactionLog:
         )
 
 
-_NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])
-"""Slots from 1 on."""
+_NODE_FIELDS: Final = tuple(each.name for each in fields(TransactionLog)[:6])  # slots from 1 on
 _LOG: Final = TableType(
     FILE_ID,
     *(values_of(NODE_ID.code).required(name) for name in _NODE_FIELDS),
@@ -131,23 +129,19 @@ def _read_updated_chunks(reader: FlatBufferReader, at: int) -> dict[bytes, tuple
 
 def write_transaction_log(snapshot_id: bytes, log: TransactionLog) -> bytes:
     """Write the whole file of the snapshot *snapshot_id*; ids and coordinates are sorted."""
-    chunks = log.updated_chunks
+    chunks: list[tuple[bytes, Sequence[Bytes]]] = []
+    for node_id in sorted(log.updated_chunks):
+        batches = union(*log.updated_chunks[node_id])
+        tables = [(_VTABLE, new_tables(coords)) for coords in batches]
+        chunks.append((node_id, write_table_vector(tables)))
     row = (
         snapshot_id,
         *(sorted(getattr(log, name)) for name in _NODE_FIELDS),
-        [(node_id, _chunk_vector(chunks[node_id])) for node_id in sorted(chunks)],
-        sorted(log.moves, key=_target_segments),
+        chunks,
+        # Segment by segment ("Node path sort order").
+        sorted(log.moves, key=lambda move: move.target.encode().split(b"/")),
     )
     return seal_envelope(FileType.TRANSACTION_LOG, FlatBufferWriter().finish(_LOG, row))
-
-
-def _target_segments(move: MoveOperation) -> list[bytes]:
-    """Return the key that moves are sorted by, segment by segment ("Node path sort order")."""
-    return [segment.encode() for segment in move.target.split("/")]
-
-
-def _chunk_vector(batches: Sequence[Coords]) -> Sequence[Bytes]:
-    return write_table_vector([(_VTABLE, new_tables(coords)) for coords in union(*batches)])
 
 
 def merge_logs(first: TransactionLog, then: TransactionLog) -> TransactionLog:

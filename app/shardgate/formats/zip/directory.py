@@ -169,10 +169,8 @@ def parse_end(tail: bytes) -> EndRecord | None:
     """Parse the records at the end of an archive; `None` without one. Bytes may follow the comment.
     The last end record with all of its comment counts: texts in comments can have its signature.
     """
-    if not (places := _find_ends(tail)):
+    if (at := _find_end(tail)) is None:
         return None
-    if (at := next((at for at in places if _end_of(tail, at) <= len(tail)), None)) is None:
-        raise DecodeError("it ends within its comment")
     _, *fields, _ = _END.unpack_from(tail, at)
     locator_at = at - _LOCATOR.size
     is_narrow = locator_at < 0 or not tail.startswith(b"PK\6\7", locator_at)
@@ -187,21 +185,20 @@ def parse_end(tail: bytes) -> EndRecord | None:
     return EndRecord(start, nbytes, count, len(tail) - at + nbytes, is_narrow=is_narrow)
 
 
-def _find_ends(tail: bytes) -> Sequence[int]:
-    """Return where end records may begin, the last one first."""
-    places = list[int]()
-    stop = len(tail) - _END.size + len(_END_SIGNATURE)
+def _find_end(tail: bytes) -> int | None:
+    """Return where the last end record with all of its comment begins; `None` without any."""
     first = max(0, len(tail) - _END.size - _MOST_COMMENT_NBYTES)
-    while (at := tail.rfind(_END_SIGNATURE, first, max(0, stop))) >= 0:
-        places.append(at)
+    stop = max(0, len(tail) - _END.size + len(_END_SIGNATURE))
+    is_cut = False
+    while (at := tail.rfind(_END_SIGNATURE, first, stop)) >= 0:
+        comment_nbytes = _END.unpack_from(tail, at)[-1]
+        if at + _END.size + comment_nbytes <= len(tail):
+            return at
+        is_cut = True
         stop = at
-    return places
-
-
-def _end_of(tail: bytes, at: int) -> int:
-    """Return where the comment of the end record at *at* ends."""
-    comment_nbytes: int = _END.unpack_from(tail, at)[-1]
-    return at + _END.size + comment_nbytes
+    if is_cut:
+        raise DecodeError("it ends within its comment")
+    return None
 
 
 def _find_end64(tail: bytes, locator_at: int) -> int:

@@ -30,6 +30,7 @@ from tests.support.clients.icechunk.repositories import (
     VOLUME,
     ZARR,
     commit,
+    put,
     spec,
     storage,
     write_placed,
@@ -132,6 +133,29 @@ def test_tags_with_unusual_names_are_found(
 
     gone = [tag for tag in tags[::2] if unquote(tag) not in tags[1::2]]
     assert found == {tag: 404 if tag in gone else 200 for tag in tags}
+
+
+def test_node_at_the_key_of_a_chunk_or_document_hides_neither(tmp_path: Path) -> None:
+    """Nodes that the library commits in an array, or as ``zarr.json``, leave all keys readable."""
+    repo = icechunk.Repository.create(storage(tmp_path / "odd"))
+    group = b'{"zarr_format": 3, "node_type": "group"}'
+
+    def write(store: icechunk.IcechunkStore) -> None:
+        values = np.arange(4, dtype="u1")
+        zarr.create_array(store, name="a", data=values, chunks=(2,), compressors=None)
+        put(store, {"zarr.json/zarr.json": group, "a/c/0/zarr.json": group})
+
+    commit(repo, "nodes", write)
+    with from_folder(tmp_path) as url, connect(url) as client:
+        found = {
+            key: client.get(f"/bucket/odd/{key}")
+            for key in ("zarr.json", "a/zarr.json", "a/c/0", "a/c/1", "a/c/0/zarr.json")
+        }
+
+    assert {response.status_code for response in found.values()} == {200}
+    assert [found[key].content for key in ("a/c/0", "a/c/1")] == [b"\0\1", b"\2\3"]
+    assert found["zarr.json"].json()["node_type"] == "group"
+    assert found["a/zarr.json"].json()["node_type"] == "array"
 
 
 @pytest.mark.soak

@@ -169,6 +169,22 @@ def test_path_is_split_at_the_nearest_node(path: str, expected: tuple[str, str])
     assert snapshot.find(path) == expected
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("zarr.json", ("", "zarr.json")), ("zarr.json/zarr.json", ("zarr.json", "zarr.json")),
+     ("a/c/0/1", ("a", "c/0/1")), ("a/c/0/2", ("a", "c/0/2")),
+     ("a/c/0/zarr.json", ("a/c/0", "zarr.json")), ("a/c/0/x", ("a/c/0", "x"))],
+)  # fmt: skip
+def test_document_or_chunk_is_found_whatever_nodes_lie_at_its_key(
+    key: str, expected: tuple[str, str]
+) -> None:
+    """Nodes named like a document, or in an array, hide neither documents nor chunks."""
+    nodes = map(_group, ["/", "/zarr.json", "/a/c/0", "/a/c/0/1"])
+    snapshot = _decode(*nodes, _array("/a"))
+
+    assert snapshot.find(key) == expected
+
+
 def test_root_document_consolidates_all_nodes() -> None:
     """The root document keeps its members and has the served documents of all nodes."""
     stale = {"kind": "inline", "must_understand": False, "metadata": {"gone": GROUP}}

@@ -34,6 +34,7 @@ from shardgate.formats.icechunk.flatbuffers import (
     structs_of,
     tables_of,
 )
+from shardgate.formats.icechunk.keys import DOCUMENT
 from shardgate.formats.icechunk.metadata_items import METADATA, Metadata, read_metadata
 from shardgate.formats.icechunk.repo_info import SnapshotInfo, checked_us
 from shardgate.formats.reading import DecodedMetadata, DecodeError
@@ -326,7 +327,26 @@ class Snapshot(DecodedMetadata):
         return "; ".join(islice(reasons, 3))  # enough to understand the others
 
     def find(self, path: str) -> tuple[str, str] | None:
-        """Return the path of the node at or above *path*, and the rest of *path*."""
+        """Return the path of the node at or above *path*, and the rest of *path*; of several nodes
+        the one that has a document or a chunk there, or else the nearest.
+        """
+        folder, _, name = path.rpartition("/")
+        if name == DOCUMENT and folder in self.nodes:  # even if a node has that name
+            return folder, name
+        nearest = self._nearest(path)
+        if nearest is None or nearest[0] not in self.orphans:
+            return nearest
+        # The library can leave nodes in an array, and still reads all chunks of that.
+        above = nearest[0]
+        while above:
+            above = above.rpartition("/")[0]
+            node = self.nodes.get(above)
+            rest = path.removeprefix(f"{above}/")
+            if isinstance(node, SnapshotNode) and node.parse(rest) is not None:
+                return above, rest
+        return nearest
+
+    def _nearest(self, path: str) -> tuple[str, str] | None:
         node = path
         while node not in self.nodes:
             if not node:
@@ -336,7 +356,7 @@ class Snapshot(DecodedMetadata):
 
     def is_in_array(self, path: str) -> bool:
         """Return `True` if *path* lies below an array, where only chunks are."""
-        node, rest = self.find(path) or ("", "")
+        node, rest = self._nearest(path) or ("", "")
         found = self.nodes.get(node)
         return rest != "" and isinstance(found, SnapshotNode) and found.chunks is not None
 

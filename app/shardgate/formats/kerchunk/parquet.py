@@ -336,7 +336,7 @@ def _integers(page: _ColumnPage) -> NDArray[np.int64]:
 def _texts(page: _ColumnPage) -> Iterator[bytes]:
     if page.kind != _BYTES:
         raise DecodeError("Parquet: a column has no texts or bytes")
-    page.steps.spend(3 * page.value_count)
+    page.steps.spend(3 * page.value_count)  # a text takes 1.5 µs
     at = 0
     data = page.data
     for _ in range(page.value_count):

@@ -137,7 +137,7 @@ class Templates:
                 expression = found[1]
                 parts.append(_parse(expression))
                 at = found.end()
-                steps += 32 * len(expression)
+                steps += 32 * len(expression)  # a letter may be an operation
             else:
                 raise _not_evaluated(text)
         parts.append(text[at:])

@@ -1,7 +1,7 @@
 """The composition root: settings in, an ASGI application out. Importing it does nothing."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from shardgate.api.api import build_api
 from shardgate.api.repositories import build_repositories, build_repository_changes
 from shardgate.api.sessions import build_commits, build_sessions
 from shardgate.api.token_routes import build_tokens
-from shardgate.auth.access import Datasets, ServedDataset
+from shardgate.auth.access import Datasets
 from shardgate.auth.authenticator import Authenticator, BearerTokens, Hosts, Identify
 from shardgate.auth.logins import LoginTokens, caller_of_page
 from shardgate.auth.oidc import Issuers
@@ -36,7 +36,7 @@ from shardgate.icechunk.repo_swap import RepoSwaps
 from shardgate.icechunk.sessions.registry import Sessions
 from shardgate.icechunk.trains import Committer
 from shardgate.model import ObjectRef
-from shardgate.observability.logging import AccessLog, open_access_log
+from shardgate.observability.logging import open_access_log
 from shardgate.observability.metrics import Metrics
 from shardgate.observability.tracing import Tracing
 from shardgate.read.budget import BucketBudgets, ByteBudget
@@ -46,7 +46,7 @@ from shardgate.read.resolver import Resolver
 from shardgate.server.asgi import AsgiApp
 from shardgate.server.body import RequestBodyReader
 from shardgate.server.instrumentation import InstrumentedApp
-from shardgate.server.request import Application, PathPrefix
+from shardgate.server.request import PathPrefix
 from shardgate.server.responses import Cors, Explain
 from shardgate.settings import Settings
 from shardgate.storage.contract import ObjectStore
@@ -74,7 +74,7 @@ class Shared(NamedTuple):
     settings: Settings
     metrics: Metrics
     stores: Stores
-    datasets: Mapping[str, ServedDataset]
+    datasets: Datasets
     reads: ReadCache
     swaps: RepoSwaps
     resolver: Resolver
@@ -105,17 +105,18 @@ def create_app(
 ) -> AsgiApp:
     """Build the service; *wrap* is applied to every store, for tests that observe or break it."""
     shared = _build_shared(settings, wrap, tracing)
-    resolver = shared.resolver
+    server = settings.server
+    bodies = RequestBodyReader(shared.bodies)
+    access = _build_access(shared, bodies)
     on_rewrite = shared.metrics.stores.on_rewrite
     rewrites = Rewrites(shared.stores, shared.reads, shared.rewriting, on_rewrite)
-    budget = shared.decoding.share(shared.decoding.max_bytes // 4)
-    committer = Committer(shared.swaps, budget, shared.metrics.on_commit)
-    datasets = Datasets(shared.datasets, settings.server.metrics)
-    bodies = RequestBodyReader(shared.bodies)
-    access = _build_access(shared, datasets, bodies)
-    access_log = open_access_log(settings.server)
-    audit_path = settings.server.audit_log
-    audit_log = None if audit_path is None else AuditLog(audit_path, shared.metrics.on_audit_loss)
+    committer = Committer(shared.swaps, _quarter(shared.decoding), shared.metrics.on_commit)
+    overviews = OverviewCache(shared.resolver)
+    grids = ChunkGrids(shared.resolver)
+    access_log = open_access_log(server)
+    on_loss = shared.metrics.on_audit_loss
+    audit_log = None if server.audit_log is None else AuditLog(server.audit_log, on_loss)
+    parts = [aclosing(each) for each in (shared.sessions, rewrites, committer, overviews, grids)]
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[None]:
@@ -126,96 +127,71 @@ def create_app(
                     stack.callback(log.close)
             if tracing is not None:
                 stack.push_async_callback(tracing.aclose)
-            own = (aclosing(shared.sessions), aclosing(rewrites), aclosing(committer))
-            views = (aclosing(overviews), aclosing(grids))
-            for part in (shared.stores, *access.opened, *own, *views):
+            for part in (shared.stores, *access.opened, *parts):
                 await stack.enter_async_context(part)
             yield
 
-    overviews = OverviewCache(resolver)
-    grids = ChunkGrids(resolver)
-    cors = Cors(settings.server.cors_origins)
-    encoded = shared.decoding.share(shared.decoding.max_bytes // 4)
-    previews = Previews(resolver, encoded, worker_command())
-    links = ViewerLinks(resolver, previews, settings.login.viewers)
-    pictures = build_pictures(datasets, previews, grids, links)
-    routes = [pictures, *access.routes, *_build_routes(shared, committer, datasets, bodies)]
     explain = ErrorPages(settings.login).explain
-    api = _build_api(shared, datasets, overviews, routes, explain)
-    gateway = Gateway(
-        api,
-        _build_reading(shared, datasets, access.authenticator, cors),
-        _build_writing(shared, datasets, rewrites, access.authenticator),
-        ShardAffinity(datasets, resolver, settings.server.trusted_proxies),
-        authenticator=access.authenticator,
-        cors=cors,
-        explain=explain_to_s3(explain),
-        limiter=_build_limiter(settings),
+    api = build_api(
+        shared.datasets,
+        shared.resolver,
+        shared.metrics,
+        [*access.routes, *_build_routes(shared, committer, bodies, grids)],
+        start_page=StartPage(shared.datasets, overviews, settings.login),
+        explain=explain,
     )
-    answering = gateway if audit_log is None else AuditedApp(gateway, audit_log)
-    app = _instrument(answering, shared, datasets, access_log, tracing)
-    server = settings.server
+    add_viewer(api)
+    writes = _build_writing(shared, rewrites, access.authenticator)
+    gateway = _build_gateway(shared, access.authenticator, api, writes, explain)
+    app = InstrumentedApp(
+        gateway if audit_log is None else AuditedApp(gateway, audit_log),
+        {dataset.name: dataset.is_public for dataset in shared.datasets},
+        shared.metrics.requests,
+        access_log=access_log,
+        tracing=tracing,
+        proxies=server.trusted_proxies,
+        unobserved=(SHARDS,),  # which balancers request before each request that they forward
+    )
     prefix = PathPrefix(server.root_path, server.trusted_proxies, settings.datasets)
     return AsgiApp(app, lifespan, prefix, timeout_s=settings.limits.timeout_s)
 
 
-def _instrument(
-    gateway: Application,
+def _build_gateway(
     shared: Shared,
-    datasets: Datasets,
-    access_log: AccessLog | None,
-    tracing: Tracing | None,
-) -> InstrumentedApp:
-    return InstrumentedApp(
-        gateway,
-        {dataset.name: dataset.is_public for dataset in datasets},
-        shared.metrics.requests,
-        access_log=access_log,
-        tracing=tracing,
-        proxies=shared.settings.server.trusted_proxies,
-        unobserved=(SHARDS,),  # which balancers request before each request that they forward
-    )
-
-
-def _build_api(
-    shared: Shared,
-    datasets: Datasets,
-    overviews: OverviewCache,
-    routes: Sequence[APIRouter],
+    authenticator: Authenticator,
+    api: FastAPI,
+    writes: WritePlane,
     explain: Explain,
-) -> FastAPI:
+) -> Gateway:
+    limits = shared.settings.limits
+    datasets = shared.datasets
     resolver = shared.resolver
-    login = shared.settings.login
-    api = build_api(
-        datasets,
-        resolver,
-        shared.metrics,
-        routes,
-        start_page=StartPage(datasets, overviews, login),
-        explain=explain,
+    proxies = shared.settings.server.trusted_proxies
+    cors = Cors(shared.settings.server.cors_origins)
+    send_page = DatasetPages(resolver, shared.settings.login).send
+    return Gateway(
+        api,
+        ReadPlane(
+            datasets, authenticator, resolver, shared.sessions, cors=cors, send_page=send_page
+        ),
+        writes,
+        ShardAffinity(datasets, resolver, proxies),
+        authenticator=authenticator,
+        cors=cors,
+        explain=explain_to_s3(explain),
+        limiter=ConcurrencyLimiter(
+            most=limits.requests,
+            most_per_client=limits.client_requests,
+            longest_s=limits.answer_s,
+            several_datasets=len(shared.settings.datasets) > 1,
+            proxies=proxies,
+        ),
     )
-    add_viewer(api)
-    return api
 
 
-def _build_reading(
-    shared: Shared, datasets: Datasets, authenticator: Authenticator, cors: Cors
-) -> ReadPlane:
-    pages = DatasetPages(shared.resolver, shared.settings.login)
-    return ReadPlane(
-        datasets, authenticator, shared.resolver, shared.sessions, cors=cors, send_page=pages.send
-    )
-
-
-def _build_limiter(settings: Settings) -> ConcurrencyLimiter:
-    limits = settings.limits
-    return ConcurrencyLimiter(
-        most=limits.requests,
-        most_per_client=limits.client_requests,
-        longest_s=limits.answer_s,
-        several_datasets=len(settings.datasets) > 1,
-        proxies=settings.server.trusted_proxies,
-    )
+def _quarter(decoding: ByteBudget) -> ByteBudget:
+    """Return the share of *decoding* for one kind of work."""
+    return decoding.share(decoding.max_bytes // 4)
 
 
 def _build_shared(
@@ -234,9 +210,9 @@ def _build_shared(
     )
     reads = ReadCache(stores, memory, ttl_s=settings.cache.ttl_s)
     metrics.caches.watch("index", reads.cache, reads.counters)
-    datasets = open_datasets(stores, settings)
+    datasets = Datasets(open_datasets(stores, settings), settings.server.metrics)
     budget = ByteBudget(limits.in_flight_bytes, wait_s=limits.timeout_s)
-    responses = BucketBudgets(budget, [each.root.bucket for each in datasets.values()])
+    responses = BucketBudgets(budget, [each.root.bucket for each in datasets])
     chunks = ChunkReader(
         stores,
         responses,
@@ -253,12 +229,9 @@ def _build_shared(
         stream_bytes=limits.stream_bytes,
         decoded_bytes=limits.decoded_bytes,
     )
-    share_nbytes = decoding.max_bytes // 4
     swaps = RepoSwaps(stores, reads)
-    joining = decoding.share(share_nbytes)
-    sessions = Sessions(
-        swaps, stores.volatile, session_formats(limits), joining, metrics.on_session
-    )
+    formats = session_formats(limits)
+    sessions = Sessions(swaps, stores.volatile, formats, _quarter(decoding), metrics.on_session)
     metrics.caches.watch_budget("bodies", budget)
     metrics.caches.watch_budget("decoding", decoding)
     return Shared(
@@ -271,7 +244,7 @@ def _build_shared(
         resolver,
         bodies=budget.share(largest_share(limits.in_flight_bytes)),
         decoding=decoding,
-        rewriting=decoding.share(share_nbytes),
+        rewriting=_quarter(decoding),
         sessions=sessions,
     )
 
@@ -287,55 +260,54 @@ def _call_observer(metrics: Metrics, tracing: Tracing | None) -> OnCall:
     return on_call
 
 
-def _build_access(shared: Shared, datasets: Datasets, bodies: RequestBodyReader) -> _Access:
+def _build_access(shared: Shared, bodies: RequestBodyReader) -> _Access:
     settings = shared.settings
     login = settings.login
     issuers = Issuers(settings.issuers)
-    hosts = Hosts(settings.server.host, settings.server.hosts)
-    signatures = Signatures(settings.callers)
-    records = _open_records(settings, shared.stores)
-    mint = TokenMint(settings.tokens, datasets, records)
+    records = TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
+    if (root := open_token_root(shared.stores, settings)) is not None:
+        records = TokenRecords(shared.stores, root)
+    mint = TokenMint(settings.tokens, shared.datasets, records)
     identify: list[Identify] = [mint.identify]
     routes: list[APIRouter] = [build_tokens(mint, bodies)]
     opened: list[AbstractAsyncContextManager[object]] = [aclosing(issuers), aclosing(records)]
     find_login = None
     if login.issuer is not None:
-        logins = LoginTokens(settings, datasets, records)
+        logins = LoginTokens(settings, shared.datasets, records)
         flow = OidcClient(issuers.by_name[login.issuer], login)
         identify.append(logins.identify)
         routes.append(build_token_page(logins, mint, bodies))
-        proxies = settings.server.trusted_proxies
         routes.append(build_login(flow, logins, login.viewers))
+        proxies = settings.server.trusted_proxies
         routes.append(build_command_login(flow, logins, bodies, proxies))
         opened.append(aclosing(flow))
         find_login = partial(caller_of_page, logins)
     tokens = BearerTokens(settings.callers, [*identify, issuers.identify])
-    authenticator = Authenticator(datasets, tokens, signatures, hosts, find_login)
+    signatures = Signatures(settings.callers)
+    hosts = Hosts(settings.server.host, settings.server.hosts)
+    authenticator = Authenticator(shared.datasets, tokens, signatures, hosts, find_login)
     records.on_end = authenticator.forget
     return _Access(authenticator, routes, opened)
 
 
-def _open_records(settings: Settings, stores: Stores) -> TokenRecords:
-    if (root := open_token_root(stores, settings)) is None:
-        return TokenRecords(MemoryStore(), ObjectRef("memory://tokens", ""))
-    return TokenRecords(stores, root)
-
-
 def _build_routes(
-    shared: Shared, committer: Committer, datasets: Datasets, bodies: RequestBodyReader
+    shared: Shared, committer: Committer, bodies: RequestBodyReader, grids: ChunkGrids
 ) -> list[APIRouter]:
+    datasets = shared.datasets
     resolver = shared.resolver
-    logs = shared.decoding.share(shared.decoding.max_bytes // 4)
+    previews = Previews(resolver, _quarter(shared.decoding), worker_command())
+    links = ViewerLinks(resolver, previews, shared.settings.login.viewers)
     commits = build_commits(
         datasets,
         resolver,
         bodies,
         committer,
         max_chunk_nbytes=shared.settings.limits.max_chunk_bytes,
-        decoded=shared.decoding.share(shared.decoding.max_bytes // 4),
+        decoded=_quarter(shared.decoding),
     )
     return [
-        build_repositories(datasets, resolver, logs),
+        build_pictures(datasets, previews, grids, links),
+        build_repositories(datasets, resolver, _quarter(shared.decoding)),
         build_repository_changes(datasets, resolver, committer.swaps, bodies),
         build_administration(datasets, resolver, committer.swaps, bodies),
         commits,
@@ -343,9 +315,7 @@ def _build_routes(
     ]
 
 
-def _build_writing(
-    shared: Shared, datasets: Datasets, rewrites: Rewrites, authenticator: Authenticator
-) -> WritePlane:
+def _build_writing(shared: Shared, rewrites: Rewrites, authenticator: Authenticator) -> WritePlane:
     limits = shared.settings.limits
     stores = shared.stores
     sessions = shared.sessions
@@ -359,7 +329,7 @@ def _build_writing(
     copy = partial(multipart.copy, sessions, shared.resolver)
     uploads = Uploads(stores, writer, sessions.route, max_nbytes=limits.max_chunk_bytes)
     return WritePlane(
-        datasets,
+        shared.datasets,
         authenticator,
         sessions,
         writer,

@@ -20,7 +20,7 @@ from shardgate.model import SHARDED, VirtualKey, join_path
 from shardgate.read.resolver import Resolver
 from shardgate.server.address import Address, address_reached_by
 from shardgate.server.request import Request, quote_key, quote_segment
-from shardgate.server.responses import NO_STORE, Responder
+from shardgate.server.responses import Responder
 from shardgate.settings import LoginSettings
 from shardgate.survey.arrays import ArrayView
 from shardgate.survey.inspect import (
@@ -39,9 +39,6 @@ from shardgate.web.sections import Choice, Indices, UndrawableError, choices_of
 from shardgate.web.viewer import signing_viewer_of, viewer_folder, viewer_of
 from shardgate.web.viewer_state import is_viewable
 
-_HTML: Final = b"text/html; charset=utf-8"
-_VARY: Final = (b"vary", b"Accept")
-_CONSOLIDATED: Final = ".zmetadata"  # of a group of Zarr v2
 _MOST_ROWS: Final = 100
 _MOST_SNAPSHOTS: Final = 20
 _MOST_NAMES: Final = 1000  # keys that a page lists
@@ -58,8 +55,6 @@ class _FolderContents:
     overview: FolderOverview = _EMPTY
     history: Sequence[Ancestor] = ()
     stored: StoredSize | None = None
-    has_consolidated: bool = False
-    """Whether the metadata of a group of Zarr v2 are consolidated."""
     reasons: list[str] = field(default_factory=list)
     """Failures, each of which leaves out a part of the page."""
 
@@ -109,16 +104,12 @@ class DatasetPages:
             names = await self._resolver.first_names(dataset, folder, _MOST_NAMES + 1)
         except StorageUnusableError as error:
             failure = error
-        reason = "" if failure is None else str(failure)
-        body = await self._render(responder.request, dataset, folder, names, reason)
-        if body is None:
-            if failure is not None:
-                raise failure
-            return False
-        length = (b"content-length", b"%d" % len(body))
-        headers = [(b"content-type", _HTML), length, *self._page.headers, NO_STORE, _VARY]
-        await responder.send(HTTPStatus.OK, headers, body)
-        return True
+        body = await self._render(responder.request, dataset, folder, names, failure)
+        if body is not None:
+            await responder.send(HTTPStatus.OK, self._page.headers_of(body), body)
+        elif failure is not None:
+            raise failure
+        return body is not None
 
     async def _render(
         self,
@@ -126,25 +117,25 @@ class DatasetPages:
         dataset: ServedDataset,
         folder: VirtualKey,
         names: Sequence[Name],
-        failure: str,
+        failure: StorageUnusableError | None,
     ) -> bytes | None:
         """Return the page of *folder*, which holds *names* or, because of a *failure*, unknown
         ones; `None` if nothing is found there.
         """
         at = read_indices(request.query.decode("latin-1"))
         found = await self._look(dataset, folder)
-        # Where the store cannot list, arrays of Zarr v2 are known from them alone.
-        found.has_consolidated = not names or any(name == _CONSOLIDATED for name, _ in names)
-        address = address_reached_by(request)
-        key = request.key or ""
         if folder and not names and found.is_empty:
             return None
+        address = address_reached_by(request)
+        key = request.key or ""
         root = f"{address.base}/{quote_key(request.name)}"
         url = f"{root}/{quote_key(key)}".rstrip("/")
         sharded_url = f"{root}/{quote_key(sharded_key(key))}".rstrip("/")
         api = f"api/datasets/{quote(request.name, safe='')}"
-        reasons = dict.fromkeys(filter(None, [*found.reasons, failure]))
+        reasons = dict.fromkeys(filter(None, [*found.reasons, failure and str(failure)]))
         is_beginning = not (folder or names or reasons) and found.is_empty
+        # Where the store cannot list, arrays of Zarr v2 are known from consolidated metadata alone.
+        has_consolidated = not names or any(name == ".zmetadata" for name, _ in names)
         is_own = key == folder  # of a session there are neither links nor pictures
         pictures = _list_pictures(found.node if is_own else None, key.rstrip("/"), at)
         is_linked = is_own and self._has_viewer(address, dataset, found.node)
@@ -164,7 +155,7 @@ class DatasetPages:
             history=found.history,
             is_at_ref=key.rstrip("/").rpartition("/")[2].startswith("@"),
             attributes=await run_in_thread(_attributes, found.node),
-            snippets=_snippets(url, sharded_url, found),
+            snippets=_snippets(url, sharded_url, found, has_consolidated=has_consolidated),
             viewer=f"{api}/viewer?path={path}" if is_linked else None,
             creation=_creation(address.base, dataset, request) if is_beginning else {},
             **pictures,
@@ -214,15 +205,17 @@ def _list_members(
     found: _FolderContents, folder: VirtualKey, names: Sequence[Name]
 ) -> Mapping[str, Any]:
     """Return the arrays below *folder*, and those of its *names* that nothing else links to."""
-    rows = [
-        (each, _link_to(each, folder))
-        for each in found.overview.collections
-        if each is not found.array
-    ]
-    links = {link for _, link in rows} | _links_to_refs(found.overview)
+    overview = found.overview
+    listed = [each for each in overview.collections if each is not found.array]
+    # Arrays of one axis or none, such as coordinates, come last.
+    listed.sort(key=lambda each: each.found.shape is not None and len(each.found.shape) <= 1)
+    rows = [(each, _link_to(each, folder)) for each in listed]
+    links = {link for _, link in rows}
+    for repository in overview.repositories:
+        links |= {f"./{quote_key(join_path(repository.path, tip.ref))}/" for tip in repository.tips}
     shown = names[:_MOST_NAMES]
     return {
-        "rows": sorted(rows, key=lambda row: _is_coordinate(row[0].found)),
+        "rows": rows,
         "names": [each for each in shown if f"./{quote_segment(each.name)}" not in links],
         "has_more_names": len(names) > _MOST_NAMES,
     }
@@ -231,14 +224,20 @@ def _list_members(
 def _list_pictures(node: NodeView | None, path: str, at: Indices) -> Mapping[str, Any]:
     """Return the plane of *node* that pictures show, and the axes along which others lie.
 
-    Raises: `BadParameterError`, as `_choices` does.
+    Raises: `BadParameterError` for a position *at* an axis that is unknown or shorter.
     """
-    choices = None if node is None else _choices(node, at)
+    choices: Sequence[Choice] = ()
+    plane = ""
+    if node is not None and node.array.axes and not node.array.has_unequal_chunks:
+        with suppress(UndrawableError):
+            choices = choices_of(node, at)
+            positions = [(f"{AT}{name}", index) for name, index in at.items()]
+            plane = urlencode([("path", path), *positions])
     can_draw = node is not None and not node.array.why_not_pictured
     return {
-        "plane": None if choices is None else _plane_query(path, at),
+        "plane": plane,
         # Names with characters that no page can have are left out.
-        "sliders": [each for each in choices or () if each.size > 1 and each.name.isprintable()],
+        "sliders": [each for each in choices if each.size > 1 and each.name.isprintable()],
         "has_preview": can_draw and viewer_folder() is not None,
     }
 
@@ -263,38 +262,6 @@ async def _read_history(
         opened = await open_repository(resolver.root(dataset), path)
         return (await read_history(opened, ref, None, _MOST_SNAPSHOTS)).items
     return ()
-
-
-def _choices(node: NodeView, at: Indices) -> Sequence[Choice] | None:
-    """Return the positions of the plane that pictures of *node* show; `None` if it has none.
-
-    Raises: `BadParameterError` for one *at* an axis that is unknown or shorter.
-    """
-    if not node.array.axes or node.array.has_unequal_chunks:
-        return None
-    try:
-        return choices_of(node, at)
-    except UndrawableError:
-        return None
-
-
-def _plane_query(path: str, at: Indices) -> str:
-    """Return the query of the pictures of a plane."""
-    return urlencode([("path", path), *((f"{AT}{name}", index) for name, index in at.items())])
-
-
-def _is_coordinate(found: ArrayView) -> bool:
-    """Return whether an array is listed behind others: it has one axis or none."""
-    return found.shape is not None and len(found.shape) <= 1
-
-
-def _links_to_refs(overview: FolderOverview) -> set[str]:
-    """Return the links to branches and tags."""
-    return {
-        f"./{quote_key(join_path(repository.path, tip.ref))}/"
-        for repository in overview.repositories
-        for tip in repository.tips
-    }
 
 
 def _creation(base: str, dataset: ServedDataset, request: Request) -> Mapping[str, str]:
@@ -324,17 +291,18 @@ def _attributes(node: NodeView | None) -> str:
     for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(shown):
         text += piece
         if len(text) > _MOST_LETTERS:
+            text = text[:_MOST_LETTERS].removesuffix("\n") + "\n…"
             break
-    lines = text[:_MOST_LETTERS].splitlines() + ["…"] * (len(text) > _MOST_LETTERS)
-    return "\n".join(visible(line, _MOST_LETTERS) for line in lines)
+    return "\n".join(visible(line, _MOST_LETTERS) for line in text.splitlines())
 
 
-def _snippets(url: str, sharded_url: str, found: _FolderContents) -> Mapping[str, str]:
+def _snippets(
+    url: str, sharded_url: str, found: _FolderContents, *, has_consolidated: bool
+) -> Mapping[str, str]:
     """Return code that reads the node at *url*, by client; libraries read shards, as a whole array
     takes fewer requests so.
     """
     node = found.node
-    array = found.array
     if node is None:
         return {}
     code = {}
@@ -344,7 +312,7 @@ def _snippets(url: str, sharded_url: str, found: _FolderContents) -> Mapping[str
     is_read = all(each.shard_shape for each in sharded) or node.kind == "volume"
     read_url = sharded_url if sharded and is_read else url
     if node.kind == "array":
-        view = ArrayView("", "zarr", "array") if array is None else array.found
+        view = ArrayView("", "zarr", "array") if found.array is None else found.array.found
         code = snippets.array_snippets(read_url, view)
     elif node.kind in ("group", "image"):
         members = {
@@ -352,7 +320,7 @@ def _snippets(url: str, sharded_url: str, found: _FolderContents) -> Mapping[str
             for each in found.overview.collections
             if each.found.format and each.path and "/" not in each.path
         }
-        is_consolidated = "consolidated_metadata" in node.document or found.has_consolidated
+        is_consolidated = "consolidated_metadata" in node.document or has_consolidated
         code = snippets.group_snippets(read_url, members, is_consolidated=is_consolidated)
     elif node.kind == "volume":
         code = snippets.volume_snippets(read_url)

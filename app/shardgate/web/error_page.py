@@ -1,17 +1,14 @@
 """What errors say: a page with a way on to a browser that opens one, else a problem document."""
 
 from http import HTTPStatus
-from typing import Final, cast
+from typing import cast
 from urllib.parse import quote
 
 from shardgate.server.address import address_reached_by
 from shardgate.server.problems import RETRIED, Failure, problem, status_headers
 from shardgate.server.request import Headers, Request, Response, quote_segment
-from shardgate.server.responses import NO_STORE
 from shardgate.settings import LoginSettings
-from shardgate.web.rendering import PageTemplate, visible
-
-_VARY: Final = (b"vary", b"Accept")
+from shardgate.web.rendering import VARY_BY_ACCEPT, PageTemplate, visible
 
 
 class ErrorPages:
@@ -20,6 +17,7 @@ class ErrorPages:
     def __init__(self, login: LoginSettings) -> None:
         self._has_login = login.issuer is not None
         self._page = PageTemplate("refused.html")
+        self._login_page = PageTemplate("refused.html", is_sandboxed=True)
 
     async def explain(self, request: Request, failure: Failure) -> Response:
         """Return the response to *request* that explains *failure*."""
@@ -33,33 +31,27 @@ class ErrorPages:
         if not request.fills_window:
             document = problem(failure)
             headers = cast("Headers", document.headers)
-            return Response(document.status, [*headers, _VARY], document.body)
+            return Response(document.status, [*headers, VARY_BY_ACCEPT], document.body)
         status = failure.status
         address = address_reached_by(request)
-        way = label = ""
+        label = ""
+        way = ""  # the same page
         if status in RETRIED:
             label = "Try again"
         elif self._has_login and request.segment is None and _may_help(request, status):
-            page = "/" if request.name == "login" else request.raw_path.decode("latin-1")
-            way = f"{address.root_path}/login?page={quote(page, safe='')}"
+            wanted = "/" if request.name == "login" else request.raw_path.decode("latin-1")
+            way = f"{address.root_path}/login?page={quote(wanted, safe='')}"
             label = "Sign in"
         elif status is HTTPStatus.NOT_FOUND and _is_of_dataset(request, failure):
             way = f"{request.base_path}/{quote_segment(request.name)}/"
             label = f"Show {visible(request.name, 40)}"
-        body = await self._page.render(
-            home=f"{address.root_path}/",
-            title=status.phrase,
-            reason=failure.detail,
-            way=way,
-            label=label,
+        # A sign-in for a viewer cannot begin in a page of the service itself.
+        page = self._login_page if request.name == "login" else self._page
+        home = f"{address.root_path}/"
+        body = await page.render(
+            home=home, title=status.phrase, reason=failure.detail, way=way, label=label
         )
-        headers = [(b"content-type", b"text/html; charset=utf-8"), NO_STORE, _VARY]
-        for name, value in self._page.headers:
-            # Of no origin: a sign-in for a viewer cannot begin in a page of the service itself.
-            is_sandboxed = request.name == "login" and name == b"content-security-policy"
-            headers.append((name, value + b"; sandbox allow-scripts" if is_sandboxed else value))
-        length = (b"content-length", b"%d" % len(body))
-        return Response(status, [*headers, length, *status_headers(status)], body)
+        return Response(status, [*page.headers_of(body), *status_headers(status)], body)
 
 
 def _may_help(request: Request, status: HTTPStatus) -> bool:

@@ -48,10 +48,9 @@ _ATTEMPT: Final = "shardgate-attempt"
 _OTHER: Final = "other"  # query parameter for a sign-in as another person
 _LOGIN: Final = "/login"
 _AUTHORIZE: Final = f"{_LOGIN}/api/v1/authorize"
-_WAYS: Final = ("again", "other", "start")
 CODE: Final = "shardgate-code"
+# Path of a page of this service; browsers take two slashes, or backslashes, for another host.
 _PAGE: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,1000}")
-"""Path of a page of this service; browsers take two slashes, or backslashes, for another host."""
 _CHALLENGE: Final = re.compile("[A-Za-z0-9_-]{43}")
 _PORT: Final = re.compile("([1-9][0-9]{3,4})?")
 _LAST_PORT: Final = 65_535
@@ -81,8 +80,8 @@ class ForCommand(NamedTuple):
 
 
 type Purpose = ForViewer | ForPages | ForCommand
+# Claim ``for`` of the cookie of an attempt.
 _KINDS: Final = {ForViewer: VIEWER, ForPages: LOGIN_COOKIE, ForCommand: CODE}
-"""Claim ``for`` of the cookie of an attempt."""
 
 
 class BegunLogin(NamedTuple):
@@ -119,7 +118,7 @@ class LoginPages:
         self._flow = flow
         self._tokens = tokens
         self._viewers = viewers
-        self._page = PageTemplate("login.html", "login.js")
+        self._page = PageTemplate("login.html", "login.js", is_sandboxed=True)
 
     async def begin_in_viewer(self, request: Request) -> Response:
         """Begin to sign in for the page that has opened the window. Raises: see `_begin`."""
@@ -139,8 +138,7 @@ class LoginPages:
 
         Raises: `BadParameterError`, see `_begin`.
         """
-        headers = request.headers
-        if headers.get("sec-fetch-site", "none") != "none" or "referer" in headers:
+        if request.headers.get("sec-fetch-site", "none") != "none" or "referer" in request.headers:
             raise ForbiddenError("a page has led here; enter the URL that the command prints")
         challenge = request.query_params.get("challenge", "")
         port = request.query_params.get("port", "")
@@ -167,12 +165,10 @@ class LoginPages:
         """Return the response to the issuer's redirect. Raises: `ForbiddenError`."""
         address = _demand_window(request)
         state = request.query_params.get("state", "")
-        for kind in (_attempt_of(state), _ATTEMPT):  # the latter is that of the version before
-            claims = await self._tokens.verify(_ATTEMPT, cookie_of(request, kind))
-            # Any site can lead here, but only the issuer knows the state.
-            if claims is not None and hmac.compare_digest(claims["state"].encode(), state.encode()):
-                break
-        else:
+        kind = _attempt_of(state)
+        claims = await self._tokens.verify(_ATTEMPT, cookie_of(request, kind))
+        # Any site can lead here, but only the issuer knows the state.
+        if claims is None or not hmac.compare_digest(claims["state"].encode(), state.encode()):
             raise ForbiddenError(
                 "this browser has begun no sign-in here, or it took too long; begin again"
             )
@@ -273,16 +269,12 @@ class LoginPages:
         self, text: str, status: HTTPStatus = HTTPStatus.OK, **values: str
     ) -> Response:
         """Return the page that says *text*; *values* are the others of ``login.html``."""
-        response = await self._page.respond(
-            status,
-            home=values.get("start", ""),
-            **dict.fromkeys(("message", "origins", "code", "link", *_WAYS), "") | values,
-            text=text,
-            is_refused=status != HTTPStatus.OK,
+        names = ("message", "origins", "code", "link", "again", "other", "start")
+        named = dict.fromkeys(names, "") | values
+        is_refused = status != HTTPStatus.OK
+        return await self._page.respond(
+            status, home=named["start"], text=text, is_refused=is_refused, **named
         )
-        # Of no origin, so that scripts of this service's own pages cannot look into the window.
-        response.headers["content-security-policy"] += "; sandbox allow-scripts"
-        return response
 
     def _targets(self, opener: str | None) -> Sequence[str]:
         """Return the origins that get the token: that of the *opener* if the browser names it, else
@@ -355,17 +347,18 @@ def _ways_on(purpose: Purpose, address: Address) -> Mapping[str, str]:
     """Return the URLs to begin *again*, and as *other* person, for *purpose*, and of the *start*
     page. For a command, whose sign-in begins in no page, *other* only signs in here.
     """
-    begin = f"{address.root_path}{_LOGIN}"
-    query = {"page": "/"}
-    if isinstance(purpose, ForViewer):
-        begin = f"{address.root_path}{_AUTHORIZE}"
-        query = {}
-    elif isinstance(purpose, ForPages):
-        query = {"page": purpose.page}
-    is_command = isinstance(purpose, ForCommand)
-    again = "" if is_command else f"{begin}?{urlencode(query)}".removesuffix("?")
-    other = f"{begin}?{urlencode({**query, _OTHER: ''})}"
-    return {"again": again, "other": other, "start": f"{address.root_path}/"}
+    root = address.root_path
+    match purpose:
+        case ForViewer():
+            again = f"{root}{_AUTHORIZE}"
+            other = f"{again}?{_OTHER}="
+        case ForPages(page):
+            again = f"{root}{_LOGIN}?{urlencode({'page': page})}"
+            other = f"{again}&{_OTHER}="
+        case ForCommand():
+            again = ""
+            other = f"{root}{_LOGIN}?{_OTHER}="
+    return {"again": again, "other": other, "start": f"{root}/"}
 
 
 def _callback(address: Address) -> str:

@@ -22,8 +22,7 @@ from shardgate.web.nodes import NodeView, find_images, read_node, read_zarr
 from shardgate.web.rendering import visible
 from shardgate.web.sections import ENOUGH, Drawing, Indices, UndrawableError, draw_volume, draw_zarr
 
-AT: Final = "at."
-"""Begins the names of parameters with a position along an axis."""
+AT: Final = "at."  # begins the names of parameters with a position along an axis
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,18}", re.ASCII)
 READS: Final = 16  # concurrent reads for one picture
 _MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2

@@ -12,8 +12,9 @@ from starlette.responses import HTMLResponse
 
 from shardgate.concurrency import run_in_thread
 from shardgate.server.request import Headers, quote_key, quote_segment
-from shardgate.server.responses import page_headers
+from shardgate.server.responses import NO_STORE, page_headers
 
+VARY_BY_ACCEPT: Final = (b"vary", b"Accept")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _ENVIRONMENT: Final = Environment(
     loader=FileSystemLoader(_TEMPLATES),
@@ -22,8 +23,6 @@ _ENVIRONMENT: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TIMES: Final = " \N{MULTIPLICATION SIGN} "
-_MOST_LETTERS: Final = 200
 _MOST_SIZES: Final = 12
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -34,14 +33,29 @@ def template(name: str) -> Template:
 
 
 class PageTemplate:
-    """A page with the common style and a script, which are in it."""
+    """A page with the common style and a script, which are in it.
 
-    def __init__(self, name: str, script_name: str = "page.js") -> None:
+    One that *is_sandboxed* is of no origin: it cannot look into windows of the service's own pages,
+    nor these into it.
+    """
+
+    def __init__(
+        self, name: str, script_name: str = "page.js", *, is_sandboxed: bool = False
+    ) -> None:
         self._template = template(name)
         style = (_TEMPLATES / "page.css").read_text("utf-8")
         script = (_TEMPLATES / script_name).read_text("utf-8")
         self._parts = {"style": style, "script": script, "version": version("shardgate")}
-        self.headers: Headers = page_headers(style=style, script=script)
+        headers = dict(page_headers(style=style, script=script))
+        if is_sandboxed:
+            headers[b"content-security-policy"] += b"; sandbox allow-scripts"
+        self._headers = headers
+
+    def headers_of(self, page: bytes) -> Headers:
+        """Return headers of *page*, whose URL has something else for programs."""
+        length = (b"content-length", b"%d" % len(page))
+        html = (b"content-type", b"text/html; charset=utf-8")
+        return [html, length, *self._headers.items(), NO_STORE, VARY_BY_ACCEPT]
 
     async def render(self, *, home: str, has_api: bool = True, **values: Any) -> bytes:
         """Return the page with *values*; long lists would hold up the event loop.
@@ -55,18 +69,16 @@ class PageTemplate:
 
     async def respond(self, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         """Return the page with *values* as the response of a route."""
-        headers = {name.decode(): value.decode() for name, value in self.headers}
+        headers = {name.decode(): value.decode() for name, value in self._headers.items()}
         return HTMLResponse(await self.render(**values), status, headers)
 
 
-def visible(text: str, most: int = _MOST_LETTERS) -> str:
+def visible(text: str, most: int = 200) -> str:
     """Shorten *text* and escape unprintable characters, such as marks that reverse a line."""
-    shown = "".join(c if c.isprintable() else _escape(c) for c in text[:most])
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most]
+    )
     return shown if len(text) <= most else f"{shown}…"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def format_shape(shape: Sequence[int] | None) -> str:
@@ -74,7 +86,9 @@ def format_shape(shape: Sequence[int] | None) -> str:
     if shape is None:
         return ""
     sizes = [str(size) for size in shape[:_MOST_SIZES]]
-    return _TIMES.join(sizes + ["…"] * (len(shape) > _MOST_SIZES)) or "scalar"
+    if len(shape) > _MOST_SIZES:
+        sizes.append("…")
+    return " \N{MULTIPLICATION SIGN} ".join(sizes) or "scalar"
 
 
 def format_nbytes(nbytes: int) -> str:

@@ -31,8 +31,7 @@ _SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
 """Opacity of segments in sections; others than the selected ones would be left out."""
 _ASLANT: Final[State] = {"showSlices": False, "projectionOrientation": [0.3, 0.35, 0.1, 0.88]}
 """Meshes without the sections before them, seen from a corner."""
-_CORNERS: Final = 1.2
-"""Room for the corners of a box that is seen so."""
+_CORNERS: Final = 1.2  # room for the corners of a box that is seen so
 
 
 def is_viewable(node: NodeView) -> bool:

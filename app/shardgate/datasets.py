@@ -42,8 +42,7 @@ _SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXE
 _FILES_PER_DIRECTORY: Final = 8
 """Part of the largest file up to which the directory of an archive is decoded: that takes ten times
 its bytes of memory, and the result has to fit into the cache."""
-_FILES_PER_SET: Final = 4
-"""Likewise for reference sets, which take up to twelve times their bytes."""
+_FILES_PER_SET: Final = 4  # likewise for reference sets, which take up to twelve times their bytes
 _FILES_AT_ONCE: Final = 2
 """Concurrent decodes may take so many times the largest file, and one of them more."""
 

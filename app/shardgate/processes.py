@@ -29,8 +29,7 @@ from shardgate.server.asgi import AsgiApp
 from shardgate.server.protocol import GatewayProtocol
 from shardgate.settings import ServerSettings, Settings
 
-STOP_S: Final = 20
-"""Longest wait for responses in progress after SIGTERM."""
+STOP_S: Final = 20  # longest wait for responses in progress after SIGTERM
 _LEAVING_S: Final = 1.0
 """Time in which balancers that ask before they send a request learn that the process stops."""
 _NOT_STARTED: Final = "the service did not start; the log says why"

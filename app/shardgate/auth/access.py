@@ -31,6 +31,7 @@ class ServedDataset(Dataset):
     """Grants of which a caller needs one to write, if the dataset is writable."""
     admins: frozenset[str] = frozenset()
     """Grants of which a caller needs one to change the settings of a repository."""
+    # A property would be one call more for each cached chunk.
     is_public: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,8 +48,7 @@ class Caller:
     """Rules that the caller fulfils: `public`, the name of a caller, rules of an issuer."""
 
 
-NOBODY: Final = Caller("", frozenset({PUBLIC}))
-"""Caller without credentials."""
+NOBODY: Final = Caller("", frozenset({PUBLIC}))  # caller without credentials
 
 
 def configured_caller(name: str) -> Caller:
@@ -135,7 +135,7 @@ class Datasets:
         return not self._watchers.isdisjoint(caller.grants)
 
     def demand_watching(self, caller: Caller) -> None:
-        """Check `may_watch`. Raises: `UnauthenticatedError`, `ForbiddenError`."""
+        """Raise `UnauthenticatedError` or `ForbiddenError` unless `may_watch`."""
         _demand(caller, self._watchers, "see metrics of all datasets")
 
 

@@ -24,8 +24,8 @@ from shardgate.settings import Settings
 
 VIEWER: Final = "shardgate-viewer"
 LOGIN_COOKIE: Final = "shardgate-session"  # a new name would sign everybody out
+# Headers of requests that fill a window, in browsers that send them.
 NAVIGATION: Final = (("sec-fetch-dest", "document"), ("sec-fetch-mode", "navigate"))
-"""Headers of requests that fill a window, in browsers that send them."""
 _OWN_SITES: Final = ("same-origin", "none")
 
 
@@ -50,8 +50,8 @@ class LoginTokens(TokenSigner):
         records: TokenRecords,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # Tokens of another issuer, or of another client there, are not taken after a change.
         issuer = settings.issuers[settings.login.issuer or ""]
+        # Tokens of another issuer, or of another client there, are not taken after a change.
         audience = f"{issuer.url} {settings.login.client_id}"
         super().__init__(settings.tokens.secret, records, now, audience)
         self.lifetime_s = min(settings.login.lifetime_s, settings.tokens.longest_s)
@@ -113,8 +113,9 @@ def kinds_of(request: Request, kind: str) -> Sequence[str]:
     """Return the kinds of cookies of *request* that begin with *kind* and a hyphen, the oldest
     first (RFC 6265 §5.4).
     """
-    # A service below another path has further characters between its kind and the end.
-    pattern = re.escape(_cookie_name("*", address_of(request))).replace(r"\*", f"({kind}-[^!]+)")
+    before, after = map(re.escape, _cookie_name("*", address_of(request)).split("*"))
+    # In the cookies of services below other paths an exclamation mark follows.
+    pattern = f"{before}({kind}-[^!]+){after}"
     found = (re.fullmatch(pattern, name) for name in request.cookies)
     return [each[1] for each in found if each is not None]
 
@@ -145,14 +146,14 @@ async def caller_of_page(tokens: LoginTokens, request: GatewayRequest) -> Caller
         return None
     host = headers.get(b"host", b"").decode("latin-1")
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    # The scheme may be unknown behind a proxy; only over https can the first name be set.
-    cookie = None
-    for scheme in ("https", "http"):
+    # The scheme may be unknown behind a proxy; only over https can the last name be set.
+    cookie = ""
+    for scheme in ("http", "https"):
         address = Address.of(host, scheme, quote(request.root_path), None)
-        if cookie is None and address.is_trustworthy:
-            cookie = cookies.get(_cookie_name(LOGIN_COOKIE, address))
+        if address.is_trustworthy:
+            cookie = cookies.get(_cookie_name(LOGIN_COOKIE, address), cookie)
     try:
-        login = await tokens.login(cookie or "")
+        login = await tokens.login(cookie)
     except TokenRecordsError:
         return None
     return None if login is None else login.caller

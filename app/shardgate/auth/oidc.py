@@ -4,9 +4,10 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from math import inf
@@ -24,19 +25,12 @@ from shardgate.concurrency import SingleFlight
 from shardgate.errors import ConfigurationError, IssuerUnavailableError, UnauthenticatedError
 from shardgate.settings import CLAIM_RULES, EMAIL, GROUP, PUBLIC, IssuerSettings, inner_url
 
-TIMEOUT_S: Final = 5.0
-"""Longest wait for the keys of an issuer."""
-LEEWAY_S: Final = 60
-"""Tolerated difference of an issuer's clock."""
-IDENTITY_S: Final = 300.0
-"""Time after which a token is verified again, as its key may have been withdrawn."""
-KEYS_S: Final = 3600.0
-"""Longest time between reads of keys and configurations; so long a withdrawn key may be used."""
-RETRY_S: Final = 60.0
-"""Time for which they are used once more after the issuer could not be reached."""
-APART_S: Final = 10.0
-"""Shortest time between two reads of them."""
-
+TIMEOUT_S: Final = 5.0  # longest wait for the keys of an issuer
+LEEWAY_S: Final = 60  # tolerated difference of an issuer's clock
+IDENTITY_S: Final = 300.0  # tokens are verified again then, as their keys may have been withdrawn
+KEYS_S: Final = 3600.0  # longest time for which a withdrawn key, or configuration, is used
+RETRY_S: Final = 60.0  # time for which they are used once more if the issuer cannot be reached
+APART_S: Final = 10.0  # shortest time between two reads of them
 _RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
 _CURVES: Final = {
     "P-256": frozenset({"ES256"}),
@@ -45,8 +39,8 @@ _CURVES: Final = {
     "Ed25519": frozenset({"EdDSA"}),
     "Ed448": frozenset({"EdDSA"}),
 }
+# Asymmetric algorithms only: whoever can verify a symmetric signature can forge it.
 ALGORITHMS: Final = _RSA.union(*_CURVES.values())
-"""Asymmetric algorithms only: whoever can verify a symmetric signature can forge it."""
 _REASONS: Final[Mapping[type[Exception], str]] = {
     exceptions.ExpiredSignatureError: "has expired",
     exceptions.ImmatureSignatureError: "is not valid yet",
@@ -76,7 +70,7 @@ class Issuer(NamedTuple):
     settings: IssuerSettings
     keys: "IssuerKeys"
 
-    async def verify(self, token: str, claimed: Mapping[str, Any], audience: str) -> "Claims":
+    async def verify(self, token: str, claimed: Mapping[str, Any], audience: str) -> Claims:
         """Verify a *token* for *audience*, whose parts are *claimed*; return its claims.
 
         Raises: `UnauthenticatedError`, `IssuerUnavailableError`.
@@ -89,7 +83,7 @@ class Issuer(NamedTuple):
                 await self.keys.refresh()  # a new key may have the id of the old one, or none
         raise UnauthenticatedError("the token is not signed by its issuer")
 
-    def caller_of(self, claims: "Claims") -> Caller:
+    def caller_of(self, claims: Claims) -> Caller:
         """Return the caller that verified *claims* are of."""
         is_assumed = self.settings.email_verified == "assumed"
         granted = grants(self.name, claims, self.settings.claims, assumes_verified=is_assumed)
@@ -216,9 +210,10 @@ def _find_claim(claims: Mapping[str, Any], name: str) -> Any:
     """Return the claim *name*, dots and all, or else ``a.b`` as ``b`` within ``a``."""
     if name in claims:
         return claims[name]
-    for at, letter in enumerate(name):
-        inner = claims.get(name[:at]) if letter == "." else None
-        if isinstance(inner, dict) and (found := _find_claim(inner, name[at + 1 :])) is not None:
+    for dot in re.finditer(r"\.", name):
+        inner = claims.get(name[: dot.start()])
+        found = _find_claim(inner, name[dot.end() :]) if isinstance(inner, dict) else None
+        if found is not None:
             return found
     return None
 
@@ -385,12 +380,12 @@ async def discover(client: httpx.AsyncClient, issuer: IssuerSettings) -> IssuerC
     if issuer.discovery_url is None or "/.well-known/" not in url:
         url = f"{url.rstrip('/')}/.well-known/openid-configuration"
     document: Any = orjson.loads(await _get(client, url))
-    found: Mapping[str, Any] = document if isinstance(document, dict) else {}
-    if (named := found.get("issuer")) != issuer.url:
+    named = document.get("issuer") if isinstance(document, dict) else None
+    if named != issuer.url:
         if fault := slash_fault(named, issuer.url):
             raise ConfigurationError(f"{issuer.url}: {fault}")
         raise ValueError(f"its configuration is of another issuer, {str(named)[:255]!r}")
-    return IssuerConfiguration(url, found)
+    return IssuerConfiguration(url, document)
 
 
 def slash_fault(named: object, url: str) -> str:
@@ -447,8 +442,6 @@ def _decode_jwk(jwk: Mapping[str, Any]) -> VerificationKey | None:
     # A published private key, which "d" marks, can be anyone's.
     if not algorithms or texts.get("use", "sig") != "sig" or "d" in jwk:
         return None
-    try:
-        key = jwt.PyJWK(texts, min(algorithms)).key
-    except (jwt.PyJWTError, UnsupportedAlgorithm):
-        return None
-    return VerificationKey(texts.get("kid"), algorithms, key)
+    with suppress(jwt.PyJWTError, UnsupportedAlgorithm):
+        return VerificationKey(texts.get("kid"), algorithms, jwt.PyJWK(texts, min(algorithms)).key)
+    return None

@@ -36,9 +36,9 @@ from shardgate.settings import LoginSettings
 
 # Statuses of OAuth errors (RFC 6749 §5.2), and 403, whatever their bodies.
 _REFUSALS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+# Values of ``prompt`` with which an issuer asks who signs in (OpenID Connect Core §3.1.2.1).
 CHOOSER: Final = "select_account"
 LOGIN: Final = "login"
-"""Values of ``prompt`` with which an issuer asks who signs in (OpenID Connect Core §3.1.2.1)."""
 
 
 class Attempt(NamedTuple):
@@ -63,8 +63,6 @@ def challenge_of(verifier: str) -> str:
 
 
 _Printable = Annotated[str, Field(pattern="^[ -~]{1,2048}$")]
-# The second name is from drafts of RFC 8628; Google still sends it.
-_VERIFICATION: Final = AliasChoices("verification_uri", "verification_url")
 
 
 class DeviceAuthorization(BaseModel):
@@ -74,10 +72,13 @@ class DeviceAuthorization(BaseModel):
     """Secret of the device that waits."""
     user_code: _Printable
     """Code to enter on the page."""
-    verification_uri: Annotated[_Printable, Field(validation_alias=_VERIFICATION)]
+    # The second name is from drafts of RFC 8628; Google still sends it.
+    verification_uri: Annotated[
+        _Printable, Field(validation_alias=AliasChoices("verification_uri", "verification_url"))
+    ]
     verification_uri_complete: _Printable | None = None
     """URL of the page with the code in it, if the issuer has one."""
-    expires_in: Annotated[int, Field(ge=1)]
+    expires_in: Annotated[int, Field(ge=1, le=2**31)]
     """Seconds for which the codes are valid."""
     interval: Annotated[int, Field(ge=0, le=600)] = 5
     """Seconds between two requests for a token."""
@@ -160,11 +161,11 @@ class OidcClient:
             fault = slash_fault(sent, url)
             reason = "the answer is not from the issuer that was asked"
             raise ForbiddenError(f"{reason}: {fault}" if fault else reason)
-        if "error" in answer or not (code := answer.get("code")):
+        if "error" in answer or not answer.get("code"):
             raise _refused(answer, "code")
         form = {
             "grant_type": "authorization_code",
-            "code": code,
+            "code": answer["code"],
             "redirect_uri": redirect_uri,
             "code_verifier": attempt.verifier,
         }
@@ -228,9 +229,8 @@ class OidcClient:
             raise ForbiddenError("the ID token belongs to another sign-in")
         audience = claims["aud"]
         # A token for several services must say by `azp` which one it was issued to.
-        must_say = isinstance(audience, list) and len(audience) > 1
-        is_ours = claims["azp"] == self._client_id if "azp" in claims else not must_say
-        if not is_ours:
+        is_for_several = isinstance(audience, list) and len(audience) > 1
+        if (is_for_several or "azp" in claims) and claims.get("azp") != self._client_id:
             raise ForbiddenError("the ID token was issued to another service")
 
     async def _post(
@@ -251,15 +251,17 @@ class OidcClient:
         url = self.issuer.settings.url
         async with asking(url, TIMEOUT_S):
             status, body = await exchange(self._client, "POST", endpoint_url, data=sent, auth=auth)
-            is_json = status in {HTTPStatus.OK, *_REFUSALS} or body.startswith(b"{")
-            document: Any = orjson.loads(body) if is_json else {}
-            found = document if isinstance(document, dict) else {}
-            error = found.get("error")
+            is_known = status == HTTPStatus.OK or status in _REFUSALS
+            document: Any = orjson.loads(body) if is_known or body.startswith(b"{") else None
+            answer = document if isinstance(document, dict) else {}
+            if status == HTTPStatus.OK:
+                return answer
+            error = answer.get("error")
             # Issuers have further statuses for OAuth errors: 428 for `authorization_pending`.
             is_refusal = isinstance(error, str) and status in range(400, 500)
-            if status not in {HTTPStatus.OK, *_REFUSALS} and not is_refusal:
+            if not is_known and not is_refusal:
                 raise IssuerUnavailableError(f"{url}: {endpoint_url} answers {status}")
-        return found if status == HTTPStatus.OK else {"error": error}
+        return {"error": error}
 
     async def _read_userinfo(self, endpoint_url: str, access_token: str, subject: str) -> Claims:
         """Read the claims of the userinfo endpoint (OpenID Connect Core §5.3)."""
@@ -291,12 +293,12 @@ class OidcClient:
             published = found.document
             methods = published.get("token_endpoint_auth_methods_supported")
             prompts = published.get("prompt_values_supported")
-            device = "device_authorization_endpoint"
             can_choose = not isinstance(prompts, list) or CHOOSER in prompts
+            device = "device_authorization_endpoint"
             return _Endpoints(
                 outer.endpoint("authorization_endpoint"),
                 found.endpoint("token_endpoint"),
-                found.endpoint(device) if published.get(device) is not None else None,
+                None if published.get(device) is None else found.endpoint(device),
                 takes_basic=not isinstance(methods, list) or "client_secret_basic" in methods,
                 sends_iss=published.get("authorization_response_iss_parameter_supported") is True,
                 chooser=CHOOSER if can_choose else LOGIN,

@@ -18,10 +18,8 @@ from shardgate.settings import CallerSettings
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SERVICE: Final = "s3"
 TERMINAL: Final = "aws4_request"
-LONGEST_S: Final = 7 * 24 * 3600
-"""Longest validity of a presigned URL, as in S3."""
-SKEW_S: Final = 15 * 60
-"""Tolerated difference of a client's clock."""
+LONGEST_S: Final = 7 * 24 * 3600  # longest validity of a presigned URL, as in S3
+SKEW_S: Final = 15 * 60  # tolerated difference of a client's clock
 
 _AUTHORIZATION: Final = "authorization"
 _PRESIGNED: Final = re.compile(rb"(?i:(?:^|&)X-Amz-(?:Algorithm|Credential|Signature)=)")

@@ -33,8 +33,7 @@ from shardgate.formats.reading import DecodeError, check_format
 from shardgate.model import ObjectRef
 from shardgate.storage.contract import Found, ObjectStore
 
-CHECKED_S: Final = 5.0
-"""Time after which is read again which tokens have ended in other processes."""
+CHECKED_S: Final = 5.0  # time after which is read again which tokens have ended in other processes
 _WAIT_S: Final = 3.0
 _MOST: Final = 10_000  # most tokens of one caller that have not expired, revoked ones included
 _MOST_REMOVED: Final = 100  # at a time: a request waits for it
@@ -104,9 +103,12 @@ class TokenRecords:
             await self._store.put(folder.join(name), [document], expected=None)
 
     async def list(self, owner: str) -> TokenList:
-        """Return the valid tokens of *owner*."""
+        """Return the valid tokens of *owner*: of many, the 100 that expire last."""
         await self.refresh()
         folder = self._made_by(owner)
+        with _reported():
+            made = await self._unexpired(folder)
+        ids = [token_id for token_id in made if not self.has_ended(token_id)]
 
         async def read(token_id: str) -> TokenRecord | None:
             found = await self._store.get(folder.join(_name(made[token_id], token_id)))
@@ -122,12 +124,10 @@ class TokenRecords:
                 return None
 
         with _reported():
-            made = await self._unexpired(folder)
-            ids = [token_id for token_id in made if not self.has_ended(token_id)]
             # Names begin with the time of expiry: the last 100 expire last.
-            read_records = await bounded_gather(read, ids[-100:], limit=_AT_ONCE)
-        records = filter(None, read_records)
-        return TokenList(tokens=sorted(records, key=lambda each: each.made_at, reverse=True))
+            records = await bounded_gather(read, ids[-100:], limit=_AT_ONCE)
+        found = [record for record in records if record is not None]
+        return TokenList(tokens=sorted(found, key=lambda each: each.made_at, reverse=True))
 
     async def revoke(self, owner: str, token_id: str) -> None:
         """End a token of *owner*. Raises: `UnknownTokenError`."""
@@ -188,13 +188,12 @@ class TokenRecords:
         """Return the ids in *folder* and when they expire; *removes* some of the expired ones."""
         unexpired: dict[str, int] = {}
         expired: list[ObjectRef] = []
-        now = self._now()
         async for each in self._store.list(folder.prefix):
             digits, _, token_id = each.ref.key.rpartition("/")[2].partition("-")
             if not re.fullmatch("[0-9]{12}", digits):
                 continue  # of somebody else, or of a later version of the service
-            if (expires_at_s := int(digits)) > now:
-                unexpired[token_id] = expires_at_s
+            if int(digits) > self._now():
+                unexpired[token_id] = int(digits)
             elif removes and len(expired) < _MOST_REMOVED:
                 expired.append(each.ref)
         try:

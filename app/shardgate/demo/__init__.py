@@ -23,10 +23,8 @@ ROOTS: Final = {
     "weather": "weather.json",
 }
 """The datasets, and the names of their folders and files."""
-FIELD: Final = "weather.nc"
-"""The file that the reference set leads to."""
-TAG: Final = "landfall"
-"""A state of the repository, beside those of its branches."""
+FIELD: Final = "weather.nc"  # the file that the reference set leads to
+TAG: Final = "landfall"  # a state of the repository, beside those of its branches
 BRANCHES: Final = ("forecast", "main")
 
 

@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from shardgate.demo.grids import Field
 
-BITS: Final = 16
-"""Bits of a coordinate."""
-_SKIN: Final = 0.4
-"""Value on the surface; with 0.5 the thinnest axons would break."""
+BITS: Final = 16  # bits of a coordinate
+_SKIN: Final = 0.4  # value on the surface; with 0.5 the thinnest axons would break
 _PADDING: Final = 2
 
 

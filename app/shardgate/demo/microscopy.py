@@ -14,12 +14,10 @@ from shardgate.demo.grids import doubled, halved, nearest_two, noise
 from shardgate.demo.tissue import NANOMETERS, STEPS, tissue
 
 _ZYX: Final = ("z", "y", "x")
-_TYPES: Final = {"t": "time", "c": "channel"}
-"""Types of axes; those of others are `space`."""
+_TYPES: Final = {"t": "time", "c": "channel"}  # types of axes; those of others are `space`
 
 _TIMES: Final = 10
-_FILM_SHAPE: Final = (6, 256, 256)
-"""Voxels along z, y and x at each time."""
+_FILM_SHAPE: Final = (6, 256, 256)  # voxels along z, y and x at each time
 _FILM_AXES: Final = (
     ("t", "minute", 10.0),
     ("c", None, 1.0),
@@ -28,18 +26,13 @@ _FILM_AXES: Final = (
     ("x", "micrometer", 0.5),
 )
 _COARSE_SHAPE: Final = (6, 128, 128)
-_COARSE_STEPS: Final = (2.0, 1.0, 1.0)
-"""Micrometers, as all lengths of cells."""
-_DIAMETER: Final = 14.0
-"""From a cell to its neighbours."""
-_DIVIDING: Final = 0.16
-"""Share of cells that divide from one time to the next."""
-_FLAT: Final = (0.1, 1.0, 1.0)
-"""Cells move little along z."""
+_COARSE_STEPS: Final = (2.0, 1.0, 1.0)  # micrometers, as all lengths of cells
+_DIAMETER: Final = 14.0  # from a cell to its neighbours
+_DIVIDING: Final = 0.16  # share of cells that divide from one time to the next
+_FLAT: Final = (0.1, 1.0, 1.0)  # cells move little along z
 _CHANNELS: Final = (("nuclei", "FF40D0", 1500), ("membranes", "40FF80", 1000))
 """Labels, colours, and values that are drawn in full colour."""
-_DARK: Final = 110
-"""Counts of the camera without light."""
+_DARK: Final = 110  # counts of the camera without light
 
 type Axis = tuple[str, str | None, float]
 """Name, unit, and step of the finest level."""

@@ -38,8 +38,7 @@ def _sharding(preshift: int, minishard: int, shard: int, encoding: str) -> dict[
     }
 
 
-_CHUNKS: Final = _sharding(3, 1, 2, "gzip")
-"""Eight neighbours a minishard, two minishards a shard."""
+_CHUNKS: Final = _sharding(3, 1, 2, "gzip")  # eight neighbours a minishard, two minishards a shard
 _ONE_SHARD: Final = _sharding(0, 0, 0, "raw")
 
 _MESHES: Final = {

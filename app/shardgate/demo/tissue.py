@@ -11,31 +11,22 @@ from shardgate.demo.grids import Field, doubled, following, halved, interleaved,
 
 SHAPE: Final = (160, 256, 256)
 """Voxels along z, y and x; neither a multiple of the shard: the last shards reach past the edge."""
-STEPS: Final = (2.0, 1.0, 1.0)
-"""Size of a voxel, in units of `NANOMETERS`."""
+STEPS: Final = (2.0, 1.0, 1.0)  # size of a voxel, in units of `NANOMETERS`
 NANOMETERS: Final = 20
 _COARSE_SHAPE: Final = (80, 128, 128)
 _COARSE_STEPS: Final = (4.0, 2.0, 2.0)
-_EXTENT: Final = np.array([320, 256, 256], np.float32)
-"""Edges of the block, in units."""
-_LATTICE: Final = (5, 4, 4)
-"""Neurites begin in boxes of the same size, one in each."""
-_THICK: Final = 6
-"""Each neurite of this many is a dendrite, the others are axons."""
-_PACE: Final = 9.0
-"""Distance of neighbouring points of a tree."""
-_BRANCHES: Final = 6
-"""Of a tree, each of which grows until it leaves the block."""
-_ENDS: Final = 2
-"""Branches that lead away from the first point of a tree."""
+_EXTENT: Final = np.array([320, 256, 256], np.float32)  # edges of the block, in units
+_LATTICE: Final = (5, 4, 4)  # neurites begin in boxes of the same size, one in each
+_THICK: Final = 6  # each neurite of this many is a dendrite, the others are axons
+_PACE: Final = 9.0  # distance of neighbouring points of a tree
+_BRANCHES: Final = 6  # of a tree, each of which grows until it leaves the block
+_ENDS: Final = 2  # branches that lead away from the first point of a tree
 _MOST_STEPS: Final = 45
 _REACH: Final = 18.0
 """Distance from its surface up to which a neurite can fill the space between others."""
 _SYNAPSES: Final = 160
-_EDGE: Final = 8
-"""Voxels at each side of the block without synapses."""
-_MEMBRANE: Final = 2.6
-"""Thickness of the dark line between two neurites."""
+_EDGE: Final = 8  # voxels at each side of the block without synapses
+_MEMBRANE: Final = 2.6  # thickness of the dark line between two neurites
 _SLABS: Final = 4
 _GREYS: Final = np.uint8(0b1111_1100)
 """Bits of a grey value: noise in the last two would not be seen, and makes the files larger."""

@@ -37,14 +37,8 @@ from shardgate.storage.http1_client import RequestTarget
 from shardgate.storage.local_files import folder_of
 from shardgate.storage.stores import Stores, parse_root
 
+# Ends of the names of roots that may be one object, by format; with `zip` any may.
 _SUFFIXES: Final = {"auto": ARCHIVE_SUFFIXES, "zip": (), "kerchunk": SET_SUFFIXES}
-"""Ends of the names of roots that may be one object, by format; with `zip` any may."""
-_FILES_PER_DIRECTORY: Final = 8
-"""Part of the largest file up to which the directory of an archive is decoded: that takes ten times
-its bytes of memory, and the result has to fit into the cache."""
-_FILES_PER_SET: Final = 4  # likewise for reference sets, which take up to twelve times their bytes
-_FILES_AT_ONCE: Final = 2
-"""Concurrent decodes may take so many times the largest file, and one of them more."""
 
 
 def open_datasets(stores: Stores, settings: Settings) -> Mapping[str, ServedDataset]:
@@ -74,7 +68,8 @@ def _open(stores: Stores, name: str, settings: Settings) -> ServedDataset:
 
 def open_decoding(limits: LimitSettings) -> ByteBudget:
     """Return the budget for decoding and rewriting; its holders wait for stores only."""
-    return ByteBudget(_FILES_AT_ONCE * limits.repository_file_bytes, wait_s=limits.deadline_s)
+    # Concurrent decodes may take twice the largest file, and one of them more.
+    return ByteBudget(2 * limits.repository_file_bytes, wait_s=limits.deadline_s)
 
 
 def session_formats(limits: LimitSettings) -> list[Format]:
@@ -152,17 +147,14 @@ def open_allowed(
 ) -> tuple[Allowed, ...]:
     """Open the allowed prefixes of virtual references."""
     allowed = []
-    redirects = [
-        prefix.url
-        for prefix in dataset.virtual_chunk_prefixes
-        if prefix.url.startswith(("http://", "https://"))
-    ]
+    urls = [prefix.url for prefix in dataset.virtual_chunk_prefixes]
+    redirects = [url for url in urls if url.startswith(("http://", "https://"))]
     scheme, _, rest = dataset.url.partition("://")
-    server = f"{scheme}://"
+    own_server = f"{scheme}://"
     if scheme in ("http", "https"):  # whose token is not for other servers
-        server += rest.partition("/")[0] + "/"
+        own_server += rest.partition("/")[0] + "/"
     for prefix in dataset.virtual_chunk_prefixes:
-        is_alike = f"{prefix.url}/".startswith(server)
+        is_alike = f"{prefix.url}/".startswith(own_server)
         name = prefix.store or (dataset.store if is_alike else None)
         store = None if name is None else settings.stores[name]
         root = stores.open_prefix(prefix.url, store, name, redirects)
@@ -182,8 +174,8 @@ def open_containers(
     """
     if dataset.view == "raw":
         return Containers((), dataset.format)
-    sizes = limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes
-    zarr = Zarr2022(*sizes), Zarr3(*sizes)
+    sizes = (limits.whole_index_bytes, limits.metadata_bytes, limits.decoded_bytes)
+    zarr = (Zarr2022(*sizes), Zarr3(*sizes))
     precomputed = (Precomputed(limits.whole_index_bytes, limits.decoded_bytes),)
     is_named = dataset.format not in _SUFFIXES
     known: tuple[Format, ...] = (
@@ -195,33 +187,35 @@ def open_containers(
     )
     formats = [each for each in known if not is_named or dataset.format == each.name]
     own = root if _may_be_object(dataset) else None
-    member_formats: tuple[MemberFormat, ...] = ()
+    member_formats: list[MemberFormat] = []
     if dataset.format in ("auto", "zip"):
-        most_nbytes = limits.repository_file_bytes // _FILES_PER_DIRECTORY
-        foreign = (ForeignFile(own),) if own and _may_be_foreign(dataset) else ()
-        member_formats = (
-            *foreign,
-            Zip(most_nbytes, limits.decoded_bytes, None if foreign else own),
-        )
+        archive = own
+        if own and _may_be_foreign(dataset):
+            member_formats.append(ForeignFile(own))
+            archive = None
+        # Decoding a directory takes ten times its bytes, and the result has to fit into the cache.
+        most_nbytes = limits.repository_file_bytes // 8
+        member_formats.append(Zip(most_nbytes, limits.decoded_bytes, archive))
     elif dataset.format == "kerchunk":
-        most_nbytes = limits.repository_file_bytes // _FILES_PER_SET
-        member_formats = (Kerchunk(most_nbytes, limits.decoded_bytes, allowed),)
+        most_nbytes = limits.repository_file_bytes // 4  # likewise: up to twelve times
+        member_formats.append(Kerchunk(most_nbytes, limits.decoded_bytes, allowed))
     has_zarr = not is_named or dataset.format == "zarr"
     walked = Zarr2(limits.metadata_bytes) if has_zarr else None
-    return Containers(
-        formats, dataset.format, member_formats, check_absence if own else None, walked
-    )
+    check = check_absence if own else None
+    return Containers(formats, dataset.format, tuple(member_formats), check, walked)
 
 
 def exposures(settings: Settings) -> Iterator[str]:
     """Yield a warning for each dataset that lies in another one which more callers may read."""
     places = _places(settings)
-    for (inner, below), (outer, above) in permutations(places.items(), 2):
-        one, other = settings.datasets[inner], settings.datasets[outer]
-        if below[: len(above)] == above and other.readers - one.readers and not one.is_public:
+    for (name, place), (outer_name, outer_place) in permutations(places.items(), 2):
+        dataset = settings.datasets[name]
+        outer = settings.datasets[outer_name]
+        is_inside = place[: len(outer_place)] == outer_place
+        if is_inside and outer.readers - dataset.readers and not dataset.is_public:
             yield (
-                f"datasets.{inner}: {one.url} lies in datasets.{outer}, {other.url}, "
-                f"whose readers can read it there although datasets.{inner}.read does not name them"
+                f"datasets.{name}: {dataset.url} lies in datasets.{outer_name}, {outer.url}, "
+                f"whose readers can read it there although datasets.{name}.read does not name them"
             )
 
 
@@ -230,7 +224,8 @@ def open_token_root(stores: Stores, settings: Settings) -> ObjectRef | None:
 
     Raises: `ConfigurationError` if a dataset lies in it, or it in a dataset.
     """
-    url, store = settings.tokens.url, settings.tokens.store
+    url = settings.tokens.url
+    store = settings.tokens.store
     if url is None:
         return None
     own = _place(settings, url, store)
@@ -267,16 +262,16 @@ async def check_reachable(settings: Settings) -> None:
     Raises: `ConfigurationError` that names an unreachable one.
     """
     async with Stores(settings.limits) as stores:
-        for name in settings.datasets:
+        roots: dict[str, ObjectRef | None] = {
+            f"datasets.{name}.url": open_root(stores, settings, name) for name in settings.datasets
+        }
+        roots["tokens.url"] = open_token_root(stores, settings)
+        for setting, root in roots.items():
             try:
-                await stores.check_reachable(open_root(stores, settings, name))
+                if root is not None:
+                    await stores.check_reachable(root)
             except StorageError as error:
-                raise ConfigurationError(f"datasets.{name}.url: {error}") from error
-        if (tokens := open_token_root(stores, settings)) is not None:
-            try:
-                await stores.check_reachable(tokens)
-            except StorageError as error:
-                raise ConfigurationError(f"tokens.url: {error}") from error
+                raise ConfigurationError(f"{setting}: {error}") from error
 
 
 async def with_root[T](url: str, call: Callable[[Root], Awaitable[T]], options: RootOptions) -> T:

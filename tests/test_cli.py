@@ -104,6 +104,7 @@ def test_help_version_and_usage_errors_import_little(
         (["serve", "--port", "x", "a=/tmp"], "Invalid value for '--port'"),
         (["serve", "--prot", "1", "a=/tmp"], "No such option: --prot"),
         (["serve", "--host", "no such host", "a=/tmp"], "cannot listen on no such host:8000: "),
+        (["serve", "--host", "a..b", "a=/tmp"], "cannot listen on a..b:8000: "),
         (["serve", "--strict", "a=/no/where"], "datasets.a.url: file:///no/where"),
         (["serve", "--writable", "a.toml"], "--writable cannot be combined"),
         (["serve", "--anonymous", "a.toml"], "--anonymous cannot be combined"),
@@ -116,6 +117,7 @@ def test_help_version_and_usage_errors_import_little(
         (["login", "ftp://a"], "ftp://a is not the https:// URL of a server"),
         (["login", "http://a.example"], "http://a.example is not the https:// URL of a server"),
         (["login", "http://127.0.0.1:1"], "http://127.0.0.1:1/auth_info: "),
+        (["login", "https://a..b"], "https://a..b/auth_info: "),
         (["serv"], "No such command 'serv'"),
     ],
 )

@@ -280,6 +280,15 @@ def test_device_waits_longer_for_a_failing_service(status: int) -> None:
     assert pauses == [2, 7]
 
 
+def test_device_code_with_an_endless_lifetime_is_refused() -> None:
+    """A lifetime beyond all clocks is no answer of a service."""
+    codes = {"device_code": "a", "user_code": "b", "verification_uri": "https://login.example"}
+    listener = Listener(_Service, lambda *_: (200, {**codes, "expires_in": 10**400}))
+
+    with listener.running(), pytest.raises(ForbiddenError, match="no code for another device"):
+        sign_in(listener.url, lambda _: None, lambda: "")
+
+
 def test_code_of_another_command_is_refused(service: Service) -> None:
     """A code is worth nothing to a command that has not begun its sign-in."""
     code = code_in(browse(service.command_url(challenge=_CHALLENGE)))

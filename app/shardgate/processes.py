@@ -203,6 +203,8 @@ def _bind(host: str, port: int) -> socket.socket:
         hint = "; --port takes another one" if error.errno == errno.EADDRINUSE else ""
         reason = f"{error.strerror}{hint}"
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
+    except UnicodeError as error:  # a label of the name is empty, or too long
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from error
     listener.set_inheritable(True)  # several processes accept its connections
     return listener
 

@@ -235,7 +235,7 @@ def _reason(response: httpx.Response) -> str:
 def _send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
     try:
         return client.request(method, path, **options)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of odd host names
         reason = error or type(error).__name__
         raise ConfigurationError(f"{client.base_url}{path}: {reason}") from error
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 import xarray
 
 from shardgate import demo
+from shardgate.errors import ConfigurationError
 from shardgate.settings import Settings
 from tests.support.examples import datasets_of
 from tests.support.serving import serving
@@ -41,3 +43,12 @@ def test_references_of_a_moved_folder_lead_to_its_field(
     references = json.loads(demo.write(tmp_path)["weather"].read_text())["refs"]
 
     assert references["t2m/0.0.0"][0] == (tmp_path / demo.FIELD).as_uri()
+
+
+def test_field_that_is_no_netcdf_is_a_clear_error(tmp_path: Path) -> None:
+    """An error of a library that names no file, as for a full disk, names the folder."""
+    for name in (demo.FIELD, *demo.ROOTS.values()):
+        (tmp_path / name).touch()
+
+    with pytest.raises(ConfigurationError, match=f"cannot write to {tmp_path}: .*open file"):
+        demo.write(tmp_path)

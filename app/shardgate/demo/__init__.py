@@ -45,8 +45,8 @@ def write(folder: Path, url: str | None = None) -> dict[str, Path]:
         raise ConfigurationError(
             f"the demo needs {error.name}: {install_command('demo')} in the checkout"
         ) from error
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from error
+    except Exception as error:  # each library has errors of its own for a full disk
+        raise ConfigurationError(f"cannot write to {folder}: {error}") from error
     finally:
         tissue.cache_clear()  # 50 MB
     return {name: folder / root for name, root in ROOTS.items()}

@@ -14,6 +14,7 @@ from shardgate.configuration import RootOptions
 from shardgate.demo.tissue import tissue
 from shardgate.errors import ConfigurationError, install_command
 
+# The datasets, and the names of their folders and files.
 ROOTS: Final = {
     "cells": "cells.precomputed",
     "film": "film.zarr",
@@ -22,7 +23,6 @@ ROOTS: Final = {
     "nested": "nested.zarr",
     "weather": "weather.json",
 }
-"""The datasets, and the names of their folders and files."""
 FIELD: Final = "weather.nc"  # the file that the reference set leads to
 TAG: Final = "landfall"  # a state of the repository, beside those of its branches
 BRANCHES: Final = ("forecast", "main")
@@ -39,7 +39,18 @@ def write(folder: Path, url: str | None = None) -> dict[str, Path]:
     try:
         if references.exists() and json.dumps(url) not in references.read_text():
             references.unlink()
-        for name, put in _writers(folder, url).items():
+        from shardgate.demo import earth, microscopy, precomputed  # noqa: PLC0415 - of an extra
+
+        writers: dict[str, Callable[[Path], None]] = {
+            ROOTS["cells"]: precomputed.write,
+            ROOTS["image"]: microscopy.write_image,
+            ROOTS["nested"]: microscopy.write_nested,
+            ROOTS["film"]: microscopy.write_film,
+            ROOTS["history"]: partial(earth.write_history, tag=TAG, forecast=BRANCHES[0]),
+            FIELD: earth.write_field,
+            ROOTS["weather"]: partial(earth.write_set, field=folder / FIELD, url=url),
+        }
+        for name, put in writers.items():
             _write_once(folder / name, put)
     except ImportError as error:
         raise ConfigurationError(
@@ -93,21 +104,6 @@ def _show(url: str, at: str) -> str:
     """Return a shell command that prints elements *at* an index of the array at *url*."""
     script = f'import zarr; print(zarr.open_array("{url}", mode="r")[{at}])'
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
-
-
-def _writers(folder: Path, url: str) -> dict[str, Callable[[Path], None]]:
-    """Return the functions that write the examples, by name. Raises: `ImportError`."""
-    from shardgate.demo import earth, microscopy, precomputed  # noqa: PLC0415 - they need an extra
-
-    return {
-        ROOTS["cells"]: precomputed.write,
-        ROOTS["image"]: microscopy.write_image,
-        ROOTS["nested"]: microscopy.write_nested,
-        ROOTS["film"]: microscopy.write_film,
-        ROOTS["history"]: partial(earth.write_history, tag=TAG, forecast=BRANCHES[0]),
-        FIELD: earth.write_field,
-        ROOTS["weather"]: partial(earth.write_set, field=folder / FIELD, url=url),
-    }
 
 
 def _write_once(path: Path, put: Callable[[Path], None]) -> None:

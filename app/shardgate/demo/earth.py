@@ -15,11 +15,9 @@ from shardgate.demo.grids import Field, halved, noise
 from shardgate.demo.microscopy import write_levels
 
 _LAYOUT: Final = {"compression": "gzip", "shuffle": True}
-
 _SIZE: Final = 512
-_KILOMETERS: Final = 4.0
+# Rows and columns of the eye of the storm, six hours from one to the next.
 _TRACK: Final = ((400, 90), (372, 160), (336, 225), (290, 280), (232, 318), (164, 340))
-"""Rows and columns of the eye, six hours from one to the next."""
 _LANDFALL: Final = 3
 _EXPECTED: Final = ((262, 350), (232, 424))
 
@@ -51,10 +49,9 @@ def _temperatures(times: Field, latitudes: Field, longitudes: Field) -> Field:
     hour, lat, lon = np.ix_(times, np.radians(latitudes), np.radians(longitudes))
     height = noise(random, (len(latitudes), len(longitudes)), 7) - 0.4
     height += 0.3 * noise(random, height.shape, 2)
-    waves = sum(
-        np.sin(count * lon + phase - hour * speed + 2 * np.sin(lat * 3)) * strength
-        for count, phase, speed, strength in ((5, 0.3, 0.035, 5.0), (8, 2.0, 0.07, 3.0))
-    )
+    bend = 2 * np.sin(lat * 3)
+    waves = 5 * np.sin(5 * lon + 0.3 - hour * 0.035 + bend)
+    waves += 3 * np.sin(8 * lon + 2 - hour * 0.07 + bend)
     noon = np.cos(lon + 2 * np.pi * (hour / 24 - 0.5)) * np.cos(lat)
     mean = 300 - 48 * np.sin(lat) ** 2 - 12 * np.sin(lat)  # winter in the north
     on_land = -14 * np.sin(lat) - 7 * height + 5 * noon
@@ -76,26 +73,23 @@ def write_set(path: Path, field: Path, url: str) -> None:
             attributes = {key: text for key, text in array.attrs.items() if isinstance(text, str)}
             names = [dimension[0].name[1:] for dimension in array.dims if dimension] or [name]
             refs[f"{name}/.zattrs"] = json.dumps(attributes | {"_ARRAY_DIMENSIONS": names})
-            refs[f"{name}/.zarray"] = json.dumps(_describe(array))
+            shuffle = {"id": "shuffle", "elementsize": array.dtype.itemsize}
+            metadata = {
+                "zarr_format": 2,
+                "shape": array.shape,
+                "chunks": array.chunks,
+                "dtype": array.dtype.str,
+                "fill_value": None,
+                "order": "C",
+                "filters": [shuffle],
+                "compressor": {"id": "zlib", "level": array.compression_opts},
+            }
+            refs[f"{name}/.zarray"] = json.dumps(metadata)
             for number in range(array.id.get_num_chunks()):
                 chunk = array.id.get_chunk_info(number)
                 at = ".".join(map(str, np.floor_divide(chunk.chunk_offset, array.chunks)))
                 refs[f"{name}/{at}"] = [url, chunk.byte_offset, chunk.size]
     path.write_text(json.dumps({"version": 1, "refs": refs}))
-
-
-def _describe(array: Any) -> dict[str, Any]:
-    """Return the metadata of an HDF5 dataset as those of an array in Zarr v2."""
-    return {
-        "zarr_format": 2,
-        "shape": array.shape,
-        "chunks": array.chunks,
-        "dtype": array.dtype.str,
-        "fill_value": None,
-        "order": "C",
-        "filters": [{"id": "shuffle", "elementsize": array.dtype.itemsize}],
-        "compressor": {"id": "zlib", "level": array.compression_opts},
-    }
 
 
 def write_history(path: Path, tag: str, forecast: str) -> None:
@@ -125,7 +119,7 @@ def _commit(repository: Any, branch: str, picture: npt.NDArray[np.uint8], messag
         for number, level in enumerate(levels):
             group[f"s{number}"][...] = level
     else:
-        axes = [(name, "kilometer", _KILOMETERS) for name in ("y", "x")]
+        axes = [("y", "kilometer", 4.0), ("x", "kilometer", 4.0)]
         write_levels(group, "storm", axes, levels, chunks=(64, 64), shards=(256, 256))
     return str(session.commit(message))
 
@@ -139,7 +133,8 @@ def _pictures(track: Sequence[tuple[int, int]]) -> Iterator[npt.NDArray[np.uint8
     ground = np.where(height > 0, 78 + 12 * hills.clip(-2, 2), 30)
     ground += 60 * np.exp(-((height / 3) ** 2))  # the coast is drawn
     for row, column in track:
-        down, right = rows - row, columns - column
+        down = rows - row
+        right = columns - column
         radius = np.hypot(down, right * 0.92) + 0.1
         angle = np.arctan2(down, right) + 2.4 * np.log(radius)
         arms = 0.5 + 0.5 * np.cos(2 * angle + 0.5 * patches)
@@ -147,16 +142,14 @@ def _pictures(track: Sequence[tuple[int, int]]) -> Iterator[npt.NDArray[np.uint8
         shield += 0.6 * arms**2 * np.exp(-((radius / 190) ** 2))
         drifting = np.roll(patches, (row // 3, column // 3), (0, 1))
         cover = shield + 0.22 * drifting.clip(0) + 0.06 * grain * (0.4 + shield)
-        cover -= 1.4 * np.exp(-((radius / 8) ** 2))
+        cover -= 1.4 * np.exp(-((radius / 8) ** 2))  # the eye is clear
         cover = cover.clip(0, 1)
         yield (ground * (1 - cover) + 246 * cover).clip(0, 255).astype(np.uint8)
 
 
 def _rough(random: np.random.Generator, bump: float) -> Field:
     """Return noise with bumps of several sizes, the largest of which is *bump*."""
-    sizes = ((1, 1), (0.6, 2), (0.36, 4), (0.2, 8))
-    field: Field = sum(
-        (weight * noise(random, (_SIZE, _SIZE), bump / part) for weight, part in sizes),
-        np.zeros((_SIZE, _SIZE), np.float32),
-    )
+    field: Field = np.zeros((_SIZE, _SIZE), np.float32)
+    for weight, part in ((1, 1), (0.6, 2), (0.36, 4), (0.2, 8)):
+        field += weight * noise(random, field.shape, bump / part)
     return field

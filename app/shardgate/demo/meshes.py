@@ -34,12 +34,15 @@ def surface(mask: npt.NDArray[np.bool_]) -> Mesh:
     for axis in range(3):
         values = (np.roll(values, 1, axis) + 2 * values + np.roll(values, -1, axis)) / 4
     values -= _SKIN
-    cells, crossings = [], []
+    cells = []
+    crossings = []
     for axis, unit in enumerate(np.eye(3, dtype=np.int64)):
         steps = np.argwhere(np.diff(values > 0, axis=axis))
-        first, second = values[tuple(steps.T)], values[tuple((steps + unit).T)]
+        first = values[tuple(steps.T)]
+        second = values[tuple((steps + unit).T)]
         crossings.append(steps + (first / (first - second))[:, np.newaxis] * unit)
-        across, along = np.roll(unit, 1), np.roll(unit, 2)
+        across = np.roll(unit, 1)
+        along = np.roll(unit, 2)
         around = steps[:, np.newaxis] - np.stack((0 * unit, across, across + along, along))
         leaves = first < 0
         around[leaves] = around[leaves, ::-1]
@@ -65,19 +68,20 @@ def encode(levels: Sequence[Mesh], edges: npt.NDArray[np.float64]) -> tuple[byte
         for level, mesh in enumerate(levels)
     ]
     count = len(levels)
-    head = struct.pack("<6fI", *edges, 0, 0, 0, count)
-    scales = struct.pack(f"<{count}f", *(2.0**level for level in range(count)))
-    offsets = bytes(12 * count)
-    counts = struct.pack(f"<{count}I", *[1] * count)
-    positions_and_sizes = (struct.pack("<4I", 0, 0, 0, len(each)) for each in fragments)
-    return b"".join(fragments), b"".join((head, scales, offsets, counts, *positions_and_sizes))
+    manifest = struct.pack("<6fI", *edges, 0, 0, 0, count)
+    manifest += struct.pack(f"<{count}f", *(2.0**level for level in range(count)))
+    manifest += bytes(12 * count)  # offsets of vertices
+    manifest += struct.pack(f"<{count}I", *[1] * count)
+    for each in fragments:
+        manifest += struct.pack("<4I", 0, 0, 0, len(each))  # its position and its size
+    return b"".join(fragments), manifest
 
 
 def _compress(mesh: Mesh) -> bytes:
     """Compress *mesh*, whose coordinates are from 0 to 1."""
-    most = 2**BITS - 1
     if not len(mesh.triangles):
         return b""
+    most = 2**BITS - 1
     return bytes(
         DracoPy.encode(
             (mesh.points.clip(0, 1) * most).round(),

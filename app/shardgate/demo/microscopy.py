@@ -14,8 +14,6 @@ from shardgate.demo.grids import doubled, halved, nearest_two, noise
 from shardgate.demo.tissue import NANOMETERS, STEPS, tissue
 
 _ZYX: Final = ("z", "y", "x")
-_TYPES: Final = {"t": "time", "c": "channel"}  # types of axes; those of others are `space`
-
 _TIMES: Final = 10
 _FILM_SHAPE: Final = (6, 256, 256)  # voxels along z, y and x at each time
 _FILM_AXES: Final = (
@@ -30,8 +28,8 @@ _COARSE_STEPS: Final = (2.0, 1.0, 1.0)  # micrometers, as all lengths of cells
 _DIAMETER: Final = 14.0  # from a cell to its neighbours
 _DIVIDING: Final = 0.16  # share of cells that divide from one time to the next
 _FLAT: Final = (0.1, 1.0, 1.0)  # cells move little along z
+# Labels, colours, and values that are drawn in full colour.
 _CHANNELS: Final = (("nuclei", "FF40D0", 1500), ("membranes", "40FF80", 1000))
-"""Labels, colours, and values that are drawn in full colour."""
 _DARK: Final = 110  # counts of the camera without light
 
 type Axis = tuple[str, str | None, float]
@@ -102,8 +100,9 @@ def write_levels(
             {"type": "translation", "translation": translation.tolist()},
         ]
         datasets.append({"path": f"s{number}", "coordinateTransformations": transformations})
+    types = {"t": "time", "c": "channel"}
     axis_documents = [
-        {"name": axis, "type": _TYPES.get(axis, "space")} | ({"unit": unit} if unit else {})
+        {"name": axis, "type": types.get(axis, "space")} | ({"unit": unit} if unit else {})
         for axis, unit in zip(names, units, strict=True)
     ]
     multiscale = {"name": name, "axes": axis_documents, "datasets": datasets}
@@ -156,7 +155,8 @@ def _light(
     bodies = [(center[np.newaxis], np.zeros(1)) for center in centers]
     labels, nearest, second = nearest_two(bodies, _COARSE_SHAPE, _COARSE_STEPS, 99, 0.7 * grain)
     is_dense = np.append(False, is_new)[labels]
-    radius, brightness = np.where(is_dense, 3.2, 4.6), np.where(is_dense, 1.9, 1.0)
+    radius = np.where(is_dense, 3.2, 4.6)
+    brightness = np.where(is_dense, 1.9, 1.0)
     glow = brightness / (1 + np.exp(((nearest - radius) * 2).clip(max=20)))
     haze = np.exp(-nearest / 14)
     nuclei = 900 * glow * (1 + 0.35 * grain).clip(0.2) + 70 * haze

@@ -17,30 +17,27 @@ from shardgate.demo.meshes import BITS, Mesh, encode, surface
 from shardgate.demo.tissue import NANOMETERS, STEPS, Tissue, tissue
 
 _CHUNK: Final = (32, 32, 32)
+# Voxels along x, y and z from one point of the finest level of a mesh to the next.
 _MESH_STEP: Final = (4, 4, 2)
-"""Voxels along x, y and z from one point of the finest level of a mesh to the next."""
-_MESH_LEVELS: Final = 2
 _VOXEL_NM: Final = tuple(step * NANOMETERS for step in reversed(STEPS))
 _IDENTITY: Final = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
 _KINDS: Final = ("axon", "dendrite")
-
-
-def _sharding(preshift: int, minishard: int, shard: int, encoding: str) -> dict[str, Any]:
-    """Return the member `sharding` of an `info`, for ids that are not hashed."""
-    return {
-        "@type": "neuroglancer_uint64_sharded_v1",
-        "hash": "identity",
-        "preshift_bits": preshift,
-        "minishard_bits": minishard,
-        "shard_bits": shard,
-        "minishard_index_encoding": encoding,
-        "data_encoding": encoding,
-    }
-
-
-_CHUNKS: Final = _sharding(3, 1, 2, "gzip")  # eight neighbours a minishard, two minishards a shard
-_ONE_SHARD: Final = _sharding(0, 0, 0, "raw")
-
+_ONE_SHARD: Final = {
+    "@type": "neuroglancer_uint64_sharded_v1",
+    "hash": "identity",
+    "preshift_bits": 0,
+    "minishard_bits": 0,
+    "shard_bits": 0,
+    "minishard_index_encoding": "raw",
+    "data_encoding": "raw",
+}
+_CHUNKS: Final = _ONE_SHARD | {
+    "preshift_bits": 3,  # eight neighbours a minishard
+    "minishard_bits": 1,
+    "shard_bits": 2,
+    "minishard_index_encoding": "gzip",
+    "data_encoding": "gzip",
+}
 _MESHES: Final = {
     "@type": "neuroglancer_multilod_draco",
     "vertex_quantization_bits": BITS,
@@ -113,8 +110,7 @@ def _mesh(block: Tissue, segment: int) -> tuple[bytes, bytes]:
     mask = grid[tuple(map(slice, start, rows.max(axis=0) + 1))] == segment
     extent = np.array(block.labels.T.shape)
     levels = []
-    for level in range(_MESH_LEVELS):
-        every = 2**level
+    for every in (1, 2):  # the levels
         mesh = surface(mask[::every, ::every, ::every])
         voxels = (mesh.points * every + start) * _MESH_STEP + 0.5
         levels.append(Mesh(voxels.clip(0, extent) * _VOXEL_NM, mesh.triangles))
@@ -173,7 +169,8 @@ def _write_synapses(path: Path, block: Tissue) -> None:
 
 def _write_shard(path: Path, values: Values, info: Mapping[str, Any] | None = None) -> None:
     """Write *values* into one shard of one minishard, beside an *info*."""
-    rows, data = [], bytearray()
+    rows = []
+    data = bytearray()
     last_number = 0
     for number, (before, value) in sorted(values.items()):
         rows.append((number - last_number, len(before), len(value)))

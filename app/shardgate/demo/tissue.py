@@ -9,27 +9,22 @@ import numpy.typing as npt
 
 from shardgate.demo.grids import Field, doubled, following, halved, interleaved, nearest_two, noise
 
+# Voxels along z, y and x; along z no multiple of the shard: the last shards reach past the edge.
 SHAPE: Final = (160, 256, 256)
-"""Voxels along z, y and x; neither a multiple of the shard: the last shards reach past the edge."""
 STEPS: Final = (2.0, 1.0, 1.0)  # size of a voxel, in units of `NANOMETERS`
 NANOMETERS: Final = 20
 _COARSE_SHAPE: Final = (80, 128, 128)
 _COARSE_STEPS: Final = (4.0, 2.0, 2.0)
 _EXTENT: Final = np.array([320, 256, 256], np.float32)  # edges of the block, in units
 _LATTICE: Final = (5, 4, 4)  # neurites begin in boxes of the same size, one in each
-_THICK: Final = 6  # each neurite of this many is a dendrite, the others are axons
 _PACE: Final = 9.0  # distance of neighbouring points of a tree
 _BRANCHES: Final = 6  # of a tree, each of which grows until it leaves the block
 _ENDS: Final = 2  # branches that lead away from the first point of a tree
 _MOST_STEPS: Final = 45
-_REACH: Final = 18.0
-"""Distance from its surface up to which a neurite can fill the space between others."""
 _SYNAPSES: Final = 160
 _EDGE: Final = 8  # voxels at each side of the block without synapses
 _MEMBRANE: Final = 2.6  # thickness of the dark line between two neurites
 _SLABS: Final = 4
-_GREYS: Final = np.uint8(0b1111_1100)
-"""Bits of a grey value: noise in the last two would not be seen, and makes the files larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +57,13 @@ def tissue() -> Tissue:
     random = np.random.default_rng(5)
     lattice = np.argwhere(np.ones(_LATTICE))
     starts = (lattice + random.random(lattice.shape)) * _EXTENT / _LATTICE
-    trees = [
-        _grow(random, start, is_dendrite=number % _THICK == 0)
-        for number, start in enumerate(starts)
-    ]
+    # One neurite of six is a dendrite, the others are axons.
+    trees = [_grow(random, start, is_dendrite=at % 6 == 0) for at, start in enumerate(starts)]
     dents = 4 * noise(random, _COARSE_SHAPE, 5) + 1.5 * noise(random, _COARSE_SHAPE, 2.5)
     bodies = [(tree.points, tree.radii) for tree in trees]
-    labels, nearest, second = nearest_two(bodies, _COARSE_SHAPE, _COARSE_STEPS, _REACH, dents)
+    # Up to this distance from its surface a neurite can fill the space between others.
+    reach = 18.0
+    labels, nearest, second = nearest_two(bodies, _COARSE_SHAPE, _COARSE_STEPS, reach, dents)
     labels, margin = _refine(labels, (second - nearest).clip(max=40))
     is_dendrite = np.array([False, *(tree.is_dendrite for tree in trees)])[labels]
     synapses = _find_synapses(random, is_dendrite)
@@ -108,7 +103,8 @@ def _grow(random: np.random.Generator, start: Field, *, is_dendrite: bool) -> Ne
 def _refine(labels: npt.NDArray[np.uint16], margin: Field) -> tuple[npt.NDArray[np.uint16], Field]:
     """Double the number of voxels; a boundary lies where the margins of both sides are equal."""
     for axis in range(labels.ndim):
-        next_labels, next_margin = following(labels, axis), following(margin, axis)
+        next_labels = following(labels, axis)
+        next_margin = following(margin, axis)
         between = np.where(margin >= next_margin, labels, next_labels)
         sign = np.where(labels == next_labels, np.float32(1), np.float32(-1))
         labels = interleaved(labels, between, axis)
@@ -144,4 +140,5 @@ def _look_at(
     light = 174 + 7 * noise(random, slab, 10) + 5 * noise(random, slab, 2.5)
     light += 8 * noise(random, slab, 0.8)
     light = np.tile(light, (_SLABS, 1, 1))
-    return np.asarray((light - dark).clip(0, 255), np.uint8) & _GREYS
+    # Noise in the last two bits would not be seen, and would make the files larger.
+    return np.asarray((light - dark).clip(0, 255), np.uint8) & np.uint8(0b1111_1100)

@@ -359,8 +359,8 @@ async def test_array_that_is_written_has_a_picture(tmp_path: Path) -> None:
     drawn.clock.now += 100
     second = await drawn.get()
 
-    assert (first.is_mixed, first.is_placeholder) == (True, False)
-    assert (second.is_mixed, second.is_placeholder) == (False, False)
+    assert (first.is_mixed, first is PLACEHOLDER) == (True, False)
+    assert (second.is_mixed, second is PLACEHOLDER) == (False, False)
     assert second.values.contrast == contrast_of(
         np.asarray(zarr.open_array(str(tmp_path / "a"))[...])
     )

@@ -24,12 +24,8 @@ SKEW_S: Final = 15 * 60  # tolerated difference of a client's clock
 _AUTHORIZATION: Final = "authorization"
 _PRESIGNED: Final = re.compile(rb"(?i:(?:^|&)X-Amz-(?:Algorithm|Credential|Signature)=)")
 _VERSION_2: Final = re.compile(rb"(?i:(?:^|&)AWSAccessKeyId=)")
-_QUERY_FIELDS: Final = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
-_TIMESTAMP: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
 _CREDENTIAL: Final = re.compile(rf"(.+)/([0-9]{{8}})/([!-.0-~]{{1,64}})/{SERVICE}/{TERMINAL}")
 _PATH: Final = re.compile(r"[!-\"$-~]*")  # characters that clients do not encode
-_EXPIRES: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
-_HEX: Final = re.compile(r"[0-9a-f]{64}")
 _PAYLOAD: Final = "x-amz-content-sha256"
 _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _SIGNED_FRAMES: Final = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
@@ -38,8 +34,6 @@ _PAYLOADS: Final = re.compile(
     f"[0-9a-f]{{64}}|{_UNSIGNED}|{_SIGNED_FRAMES}|{_SIGNED_TRAILERS}"
     "|STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 )
-_EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
-
 
 type Fields = Sequence[tuple[bytes, bytes]]
 """Headers in their order, as they were sent."""
@@ -108,11 +102,8 @@ class Claim(NamedTuple):
 
 def is_signed(query: bytes, fields: Fields) -> bool:
     """Return whether a request claims to have a signature of S3, of whatever version."""
-    in_header = any(
-        name == b"authorization" and value.lstrip()[:4].upper() in {b"AWS4", b"AWS "}
-        for name, value in fields
-    )
-    return in_header or _is_presigned(query)
+    begins = [value.lstrip()[:4].upper() for name, value in fields if name == b"authorization"]
+    return b"AWS4" in begins or b"AWS " in begins or _is_presigned(query)
 
 
 def _is_presigned(query: bytes) -> bool:
@@ -159,7 +150,7 @@ def _parse_header(received: ReceivedRequest) -> Claim:
 
 def _parse_query(received: ReceivedRequest) -> Claim:
     fields = {}
-    for name in _QUERY_FIELDS:
+    for name in ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature"):
         value = received.parameter(f"X-Amz-{name}")
         if value is None:
             raise _bad_parameter(f"X-Amz-{name} is missing")
@@ -167,7 +158,7 @@ def _parse_query(received: ReceivedRequest) -> Claim:
     if fields["Algorithm"] != ALGORITHM:
         raise _unknown_algorithm(fields["Algorithm"])
     expires = fields["Expires"]
-    if not _EXPIRES.fullmatch(expires) or not 1 <= int(expires) <= LONGEST_S:
+    if not re.fullmatch("[0-9]{1,6}", expires) or not 1 <= int(expires) <= LONGEST_S:
         raise _bad_parameter(f"X-Amz-Expires is a number of seconds from 1 to {LONGEST_S}")
     return _parse_fields(fields, fields["Date"], int(expires), _bad_parameter)
 
@@ -178,7 +169,7 @@ def _parse_fields(
     expires_s: int | None,
     error: Callable[[str], SignatureError],
 ) -> Claim:
-    if not _TIMESTAMP.fullmatch(timestamp):
+    if not re.fullmatch("[0-9]{8}T[0-9]{6}Z", timestamp):
         raise error("the date of the signature is not of the form YYYYMMDDTHHMMSSZ")
     credential = _CREDENTIAL.fullmatch(fields["Credential"])
     if credential is None or credential[2] != timestamp[:8]:
@@ -187,7 +178,7 @@ def _parse_fields(
     names = fields["SignedHeaders"].split(";")
     if names != sorted({name.lower() for name in names}):
         raise error("the signed headers must be sorted, in lower case, each named once")
-    if not _HEX.fullmatch(fields["Signature"]):
+    if not re.fullmatch("[0-9a-f]{64}", fields["Signature"]):
         raise error("the signature is not 64 hexadecimal digits in lower case")
     return Claim(key_id, timestamp, region, names, fields["Signature"], expires_s)
 
@@ -204,7 +195,9 @@ class SignatureChain:
 
     def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
         """Check the *signature* of the next frame. Raises: `SignatureError`."""
-        self._check("PAYLOAD", f"{_EMPTY_SHA256}\n{hashlib.sha256(data).hexdigest()}", signature)
+        # The first digest is of the headers of the frame, which has none.
+        digests = f"{hashlib.sha256(b'').hexdigest()}\n{hashlib.sha256(data).hexdigest()}"
+        self._check("PAYLOAD", digests, signature)
 
     def check_trailers(self, lines: bytes, signature: bytes) -> None:
         """Check the *signature* of trailers, lines of ``name:value``. Raises: `SignatureError`."""
@@ -279,9 +272,8 @@ class Signatures:
         if caller is None:
             raise SignatureError("InvalidAccessKeyId", "the access key id is unknown")
         if not matches:
-            raise SignatureError(
-                "SignatureDoesNotMatch", "the signature does not match the request and the key"
-            )
+            reason = "the signature does not match the request and the key"
+            raise SignatureError("SignatureDoesNotMatch", reason)
         frames = None
         if payload in {_SIGNED_FRAMES, _SIGNED_TRAILERS}:
             frames = SignatureChain(key, claim, signs_trailers=payload == _SIGNED_TRAILERS)
@@ -307,12 +299,10 @@ def _check_headers(claim: Claim, received: ReceivedRequest) -> None:
     """Check that all necessary headers are signed, and that all signed headers are present."""
     signed = set(claim.signed_headers)
     needed = {"host", *(name for name in received.headers if name.startswith("x-amz-"))}
-    if needed - signed:
-        names = ", ".join(sorted(needed - signed))
-        raise SignatureError("AccessDenied", f"headers are not signed: {names}")
-    if signed - received.headers.keys():
-        names = ", ".join(sorted(signed - received.headers.keys()))
-        raise SignatureError("SignatureDoesNotMatch", f"signed headers are missing: {names}")
+    if unsigned := ", ".join(sorted(needed - signed)):
+        raise SignatureError("AccessDenied", f"headers are not signed: {unsigned}")
+    if missing := ", ".join(sorted(signed - received.headers.keys())):
+        raise SignatureError("SignatureDoesNotMatch", f"signed headers are missing: {missing}")
 
 
 def _payload(claim: Claim, received: ReceivedRequest) -> str:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from shardgate.concurrency import bounded_gather
 from shardgate.errors import BadKeyError, BadParameterError, DamagedError, ShardgateError
+from shardgate.formats.contract import Layout
 from shardgate.formats.icechunk.keys import parse_ref
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.surveying import Stateful
@@ -23,9 +24,7 @@ from shardgate.web.rendering import visible
 from shardgate.web.sections import ENOUGH, Drawing, Indices, UndrawableError, draw_volume, draw_zarr
 
 AT: Final = "at."  # begins the names of parameters with a position along an axis
-_INDEX: Final = re.compile("0|[1-9][0-9]{0,18}", re.ASCII)
 READS: Final = 16  # concurrent reads for one picture
-_MOST_DOCUMENT_NBYTES: Final = 8 * 1024**2
 
 
 def read_indices(query: str) -> Indices:
@@ -33,7 +32,7 @@ def read_indices(query: str) -> Indices:
     indices = {}
     for name, value in parse_qsl(query):
         if name.startswith(AT):
-            if not _INDEX.fullmatch(value):
+            if not re.fullmatch("0|[1-9][0-9]{0,18}", value):
                 raise BadParameterError(f"{visible(name, 40)}: {visible(value, 40)} is no index")
             indices[name.removeprefix(AT)] = int(value)
     return indices
@@ -46,12 +45,7 @@ class PictureName(NamedTuple):
     path: VirtualKey
     """Of an array, image or volume; empty for the first one, or a ref for the first one in it."""
     at: tuple[tuple[str, int], ...] = ()
-    """Chosen positions along other axes than those that it shows, sorted."""
-
-    @property
-    def indices(self) -> Indices:
-        """*at*, by the names of the axes."""
-        return dict(self.at)
+    """Chosen positions along other axes than those that it shows, sorted by their names."""
 
 
 class Planner:
@@ -79,7 +73,7 @@ class Planner:
         async for each in find_images(self._resolver, dataset, path):
             try:
                 pinned = await self._pin(dataset, VirtualKey(each))
-                drawing = await self._plan(dataset, pinned, name.indices)
+                drawing = await self._plan(dataset, pinned, dict(name.at))
                 if not is_node:
                     drawing.check()  # else the next one may have a picture
             except BadParameterError:
@@ -105,37 +99,39 @@ class Planner:
     async def locate_chunk(self, dataset: Dataset, drawing: Drawing, name: str) -> Entity | None:
         """Locate the chunk *name* of *drawing*; `None` if it is not stored."""
         key = VirtualKey(join_path(drawing.directory, name))
-        async with self._resolver.open(dataset, key, _select_nothing) as opened:
+        nothing = Selection(HTTPStatus.OK)
+        async with self._resolver.open(dataset, key, lambda _: nothing) as opened:
             return None if opened is None else opened.entity
+
+    async def _find(self, dataset: Dataset, path: str) -> tuple[Layout, str, str]:
+        """Return the container of the node at *path*, its path, and that of the node below it."""
+        key = VirtualKey(join_path(path, "zarr.json"))
+        layout, rest, *_ = await self._resolver.find_container(dataset, key)
+        return layout, key.removesuffix(rest).rstrip("/"), rest.rpartition("/")[0]
 
     async def _join_ref(self, dataset: Dataset, path: VirtualKey, ref: str) -> VirtualKey:
         """Return *path* as of *ref*. Raises: `BadParameterError` outside of a repository."""
-        key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, *_ = await self._resolver.find_container(dataset, key)
-        if not isinstance(layout, Stateful) or rest.startswith("@"):
+        layout, container, inside = await self._find(dataset, path)
+        if not isinstance(layout, Stateful) or inside.startswith("@"):
             raise BadParameterError("ref: the path has none, or does not lie in a repository")
-        joined = join_path(_spell_ref(ref), rest.rpartition("/")[0])
-        return check_key(join_path(key.removesuffix(rest).rstrip("/"), joined))
+        return check_key(join_path(container, join_path(_spell_ref(ref), inside)))
 
     async def _pin(self, dataset: Dataset, path: VirtualKey) -> VirtualKey:
         """Return *path*, in a repository as of the snapshot that its ref names now: all that is
         read for a picture is of that one.
         """
-        key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, *_ = await self._resolver.find_container(dataset, key)
+        layout, container, inside = await self._find(dataset, path)
         if not isinstance(layout, Stateful):
             return path
-        container = key.removesuffix(rest).rstrip("/")
-        ref, _, below = rest.partition("/") if rest.startswith("@") else ("", "", rest)
+        ref = ""
+        if inside.startswith("@"):
+            ref, _, inside = inside.partition("/")
         opened = await open_repository(self._resolver.root(dataset), container)
-        inside = join_path(f"@{await opened.find(ref)}", below.rpartition("/")[0])
-        return VirtualKey(join_path(container, inside))
+        pinned = join_path(f"@{await opened.find(ref)}", inside)
+        return VirtualKey(join_path(container, pinned))
 
     async def _plan(self, dataset: Dataset, path: VirtualKey, at: Indices) -> Drawing:
-        key = VirtualKey(join_path(path, "zarr.json"))
-        layout, rest, *_ = await self._resolver.find_container(dataset, key)
-        container = key.removesuffix(rest)
-        if (volume := draw_volume(layout, container, rest.rpartition("/")[0], at)) is not None:
+        if (volume := draw_volume(*await self._find(dataset, path), at)) is not None:
             return volume
         node = await read_node(self._resolver, dataset, path)
         if node is None or not node.array.axes:
@@ -149,7 +145,8 @@ class Planner:
         for level in reversed(node.levels or ("",)):
             try:
                 directory = join_path(node.path, level)
-                found = await read_zarr(self._resolver, dataset, directory, _MOST_DOCUMENT_NBYTES)
+                # Pictures may be of larger documents than pages show.
+                found = await read_zarr(self._resolver, dataset, directory, 8 * 1024**2)
                 if found is None:
                     raise UndrawableError(f"there is no array {directory}")
                 drawing = draw_zarr(found, directory, node, at)
@@ -175,7 +172,3 @@ def _spell_ref(ref: str) -> str:
     for _, segment in parse_ref(f"@{ref}") or parse_ref(ref):
         return segment
     raise BadParameterError(f"ref: {ref[:80]} is neither a branch, a tag nor a snapshot")
-
-
-def _select_nothing(_: Entity) -> Selection:
-    return Selection(HTTPStatus.OK)

@@ -16,10 +16,10 @@ from shardgate.model import ETag
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.chunk_grids import ChunkGrids, ChunkGridView, draw_grid
+from shardgate.web.chunk_grids import ChunkGrids, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
-from shardgate.web.previews import PENDING, Preview, Previews
+from shardgate.web.previews import PENDING, PLACEHOLDER, Preview, Previews
 from shardgate.web.sections import Indices
 from shardgate.web.viewer import ViewerLinks
 
@@ -29,7 +29,6 @@ _PNG: Final[dict[int | str, dict[str, Any]]] = {
     304: {"description": "It is unchanged."},
 }
 _SVG: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {_SVG_TYPE: {}}}}
-
 _PATH: Final = "Path of an array, image or volume, which may begin with a ref; default: the first."
 _REF: Final = "Icechunk: `branch.NAME`, `tag.NAME`, or the id of a snapshot; default `branch.main`."
 
@@ -95,7 +94,11 @@ def build_pictures(
         After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
         """
         grid = await grids.get(*query)
-        return await _respond_with_grid(query.dataset, grid)
+        headers = _headers_of(query.dataset)
+        if not grid.is_complete:
+            headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
+        body = await run_in_thread(draw_grid, grid)
+        return Response(body, media_type=_SVG_TYPE, headers=headers)
 
     @router.get(
         "/viewer", status_code=HTTPStatus.TEMPORARY_REDIRECT, response_class=RedirectResponse
@@ -116,14 +119,6 @@ def _headers_of(dataset: ServedDataset) -> dict[str, str]:
     return headers
 
 
-async def _respond_with_grid(dataset: ServedDataset, grid: ChunkGridView) -> Response:
-    headers = _headers_of(dataset)
-    if not grid.is_complete:
-        headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
-    body = await run_in_thread(draw_grid, grid)
-    return Response(body, media_type=_SVG_TYPE, headers=headers)
-
-
 def _respond(
     request: Request, dataset: ServedDataset, preview: Preview, body: bytes, media_type: str
 ) -> Response:
@@ -131,7 +126,7 @@ def _respond(
     if preview is PENDING:
         raise BusyError("the picture is not drawn yet")
     headers = _headers_of(dataset)
-    if preview.is_placeholder or preview.is_mixed:
+    if preview is PLACEHOLDER or preview.is_mixed:
         headers["cache-control"] = "no-cache" if dataset.is_public else "private, no-cache"
     if preview.is_mixed:
         headers["x-shardgate-preview"] = "mixed"

@@ -34,14 +34,7 @@ from shardgate.web.nodes import read_body
 from shardgate.web.sections import Drawing, Indices, UndrawableError
 
 _MOST_NBYTES: Final = 64 * 1024**2  # of all encoded chunks of a picture
-_LONGEST_S: Final = 60.0
-_CACHED_S: Final = 20.0  # time for which a picture is not compared with the store
 _ATTEMPTS: Final = 3  # attempts to read all chunks of a picture while none of them is replaced
-_RETRIED_S: Final = 2.0  # time for which a failure that may pass is remembered
-_CACHED_NBYTES: Final = 32 * 1024**2
-_OVERHEAD_NBYTES: Final = 8192
-_WORKER: Final = Path(__file__).with_name("preview_worker.py")
-_ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
 _NOWHERE: Final[Indices] = {}
 _log = logging.getLogger(__name__)
 
@@ -88,11 +81,6 @@ class Preview:
     is_mixed: bool = False
     """Whether chunks are of different moments, because others were written while it was made."""
 
-    @property
-    def is_placeholder(self) -> bool:
-        """Return whether it shows nothing of the array."""
-        return self is PLACEHOLDER
-
 
 class _Look(NamedTuple):
     """A planned picture, and its chunks as they are located at one time."""
@@ -122,15 +110,15 @@ def _grey_png(side: int, grey: int) -> bytes:
 
 
 PLACEHOLDER: Final = Preview(_grey_png(64, 0xDD), ETag('"placeholder"'))
+# There is no picture yet, since what it needs could not be read for a reason that may pass.
 PENDING: Final = Preview(b"", ETag('"pending"'))
-"""There is no picture yet, since what it needs could not be read for a reason that may pass."""
 
 
 def worker_command() -> Sequence[str] | None:
     """Return the command of the worker; `None` if the extra ``viewer`` is not installed."""
     if find_spec("tensorstore") is None or find_spec("PIL") is None:
         return None
-    return sys.executable, "-IB", str(_WORKER)
+    return sys.executable, "-IB", str(Path(__file__).with_name("preview_worker.py"))
 
 
 class Previews:
@@ -146,7 +134,7 @@ class Previews:
         budget: ByteBudget,
         worker: Sequence[str] | None,
         *,
-        longest_s: float = _LONGEST_S,
+        longest_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resolver = resolver
@@ -157,8 +145,9 @@ class Previews:
         self._turn = asyncio.Semaphore(1)
         self._planner = Planner(resolver)
         self._flights = SingleFlight[PictureName]()
+        # 32 MiB of pictures; with each come about 8 KiB of other things.
         self._cached = cachetools.LRUCache[PictureName, tuple[Preview, float]](
-            _CACHED_NBYTES, lambda entry: len(entry[0].png) + _OVERHEAD_NBYTES
+            32 * 1024**2, lambda entry: len(entry[0].png) + 8192
         )
 
     async def get(
@@ -184,7 +173,7 @@ class Previews:
 
     async def _make(self, dataset: Dataset, name: PictureName, known: Preview) -> Preview:
         made = PLACEHOLDER
-        cached_s = _CACHED_S
+        cached_s = 20.0  # time for which a picture is not compared with the store
         try:
             async with asyncio.timeout(self._longest_s):
                 made = await self._draw(dataset, name, known)
@@ -194,7 +183,7 @@ class Previews:
             _log.debug("no preview of %s in %s: %s", name.path, dataset.name, error)
             if may_pass(error):
                 made = known
-                cached_s = _RETRIED_S
+                cached_s = 2.0
         except Exception:  # noqa: BLE001 - a picture must not take its page along
             _log.exception("a preview of %s cannot be made", dataset.name)
         self._cached[name] = made, self._clock() + cached_s
@@ -269,7 +258,7 @@ class Previews:
                 stdout=PIPE,
                 stderr=PIPE,
                 cwd="/",
-                env=_ENVIRONMENT,
+                env={"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"},
             )
             try:
                 answer, complaint = await process.communicate(sent)

@@ -34,16 +34,12 @@ from shardgate.web.viewer_state import (
 )
 
 PUBLIC_VIEWER: Final = "https://neuroglancer-demo.appspot.com/"
+# Path below the root of the service: the client looks for ``/v/`` and a name in its address.
 VIEWER: Final = "viewer/v/page/"
-"""Path below the root of the service: the client looks for ``/v/`` and a name in its address."""
-
-_PACKAGE: Final = "neuroglancer"
 _WAIT_S: Final = 20.0  # longest wait of a link for the contrast
 _MOST_SEGMENTS: Final = 16  # with meshes in a link
 _MOST_AROUND: Final = 4  # volumes and annotations that a link adds to a segmentation
 _MOST_LOOKED_AT: Final = 64  # scales and other collections among which they are searched
-_HASHED: Final = re.compile(r"(?:.+\.)?[0-9a-f]{16}\.[a-z]+")
-_LASTING: Final = "public, max-age=31536000, immutable"
 _SCRIPT: Final = """
 // The client waits for events of a Python server, which does not exist here.
 window.EventSource = class { constructor() { setTimeout(() => this.onopen()); } close() {} };
@@ -101,7 +97,11 @@ class ViewerLinks:
 
     async def _state(self, dataset: Dataset, node: NodeView, base: str) -> State:
         key = f"{dataset.name}/{node.path}".rstrip("/")
-        contrast = await self._contrast(dataset, node)
+        contrast: Contrast | None = None
+        if needs_contrast(node):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WAIT_S):
+                    contrast = (await self._previews.get(dataset, node.path)).values.contrast
         return state_of(node, f"{base}/{quote_key(key)}", key, contrast)
 
     async def _scene(self, dataset: Dataset, node: NodeView, base: str, state: State) -> State:
@@ -119,16 +119,16 @@ class ViewerLinks:
 
     async def _segments(self, dataset: Dataset, node: NodeView) -> list[str]:
         """Return the first ids in the properties of a segmentation, if it has any."""
-        document = None
-        if isinstance(folder := node.document.get("segment_properties"), str):
-            with suppress(ShardgateError):  # of properties: the voxels are sound
-                key = join_path(node.path, f"{folder}/info")
-                document = await read_document(self._resolver, dataset, key)
-        match document and document.members:
-            case {"inline": {"ids": list() as ids}}:
-                return [each for each in ids[:_MOST_SEGMENTS] if str(each).isdecimal()]
-            case _:
-                return []
+        folder = node.document.get("segment_properties")
+        if not isinstance(folder, str):
+            return []
+        key = join_path(node.path, f"{folder}/info")
+        with suppress(ShardgateError):  # of properties: the voxels are sound
+            document = await read_document(self._resolver, dataset, key)
+            match document and document.members:
+                case {"inline": {"ids": list() as ids}}:
+                    return [each for each in ids[:_MOST_SEGMENTS] if str(each).isdecimal()]
+        return []
 
     async def _read(self, dataset: Dataset, path: str, *, is_named: bool) -> NodeView | None:
         """Read a node; damage of one that is not named is none: others may be sound."""
@@ -139,20 +139,11 @@ class ViewerLinks:
                 raise
             return None
 
-    async def _contrast(self, dataset: Dataset, node: NodeView) -> Contrast | None:
-        """Return the contrast of the preview of *node*, if it is needed and made in time."""
-        if not needs_contrast(node):
-            return None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_WAIT_S):
-                return (await self._previews.get(dataset, node.path)).values.contrast
-        return None
-
 
 @cache
 def viewer_folder() -> Path | None:
     """Return the folder of the client; `None` if the extra ``viewer`` is not installed."""
-    spec = find_spec(_PACKAGE)
+    spec = find_spec("neuroglancer")
     if spec is None or spec.origin is None:
         return None
     found = Path(spec.origin).parent / "static/client"
@@ -185,8 +176,8 @@ class _ViewerFiles(StaticFiles):
         if path == ".":
             return _viewer_page(self._page)
         response = await super().get_response(path, scope)
-        if _HASHED.fullmatch(path):
-            response.headers["cache-control"] = _LASTING
+        if re.fullmatch(r"(?:.+\.)?[0-9a-f]{16}\.[a-z]+", path):  # named by a hash
+            response.headers["cache-control"] = "public, max-age=31536000, immutable"
         return response
 
 

@@ -25,13 +25,7 @@ _RGB: Final = """void main() {
 }"""
 _RGB_CHANNELS: Final = 3
 _SPATIAL: Final = 3
-_NAMES: Final = ("x", "y", "z")
 _GREY_CHANNEL: Final = Channel("", "FFFFFF", None)
-_SELECTION: Final[State] = {"selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
-"""Opacity of segments in sections; others than the selected ones would be left out."""
-_ASLANT: Final[State] = {"showSlices": False, "projectionOrientation": [0.3, 0.35, 0.1, 0.88]}
-"""Meshes without the sections before them, seen from a corner."""
-_CORNERS: Final = 1.2  # room for the corners of a box that is seen so
 
 
 def is_viewable(node: NodeView) -> bool:
@@ -77,12 +71,13 @@ def state_of(node: NodeView, url: str, name: str, contrast: Contrast | None = No
         source: Source = _placed(plain, array) if array.is_level else plain
     else:
         source = f"precomputed://{url.rstrip('/')}"
+    layer: State = {"name": name, "source": source}
     if node.kind == "annotations":
-        return {"layers": [_layer("annotation", name, source)], "layout": "4panel"}
+        return {"layers": [layer | {"type": "annotation"}], "layout": "4panel"}
     if array.is_labels or not array.axes:
-        layers = [_layer("segmentation", name, source)]
+        layers = [layer | {"type": "segmentation"}]
     else:
-        layers = _image_layers(node, name, source, contrast)
+        layers = _image_layers(node, layer | {"type": "image"}, contrast)
     # The viewer has the middle of an element half a step after its index; at it in OME-Zarr.
     center = 0.0 if node.kind == "image" or array.is_level else 0.5
     return {**_position(array.axes, center), "layers": layers}
@@ -96,11 +91,16 @@ def scene_of(segmentation: State, segments: Sequence[str], around: Sequence[Stat
     (layer,) = segmentation["layers"]
     view: State = {}
     if segments:
-        layer |= _SELECTION | {"segments": [*segments]}
-        view = _ASLANT | {"projectionScale": _CORNERS * segmentation["projectionScale"]}
-    others = [layer for state in around for layer in state["layers"]]
-    below = [layer for layer in others if layer["type"] == "image"]
-    above = [layer for layer in others if layer["type"] == "annotation"]
+        # Sections would leave out all segments but the selected ones.
+        layer |= {"segments": [*segments], "selectedAlpha": 0.4, "notSelectedAlpha": 0.15}
+        view = {
+            "showSlices": False,  # before the meshes
+            "projectionOrientation": [0.3, 0.35, 0.1, 0.88],  # from a corner
+            "projectionScale": 1.2 * segmentation["projectionScale"],  # room for the corners
+        }
+    others = [other for state in around for other in state["layers"]]
+    below = [other for other in others if other["type"] == "image"]
+    above = [other for other in others if other["type"] == "annotation"]
     return segmentation | {"layers": [*below, layer, *above]} | view
 
 
@@ -116,15 +116,8 @@ def _placed(url: str, array: ArrayView) -> Source:
     return {"url": url, "transform": transform}
 
 
-def _layer(kind: str, name: str, source: Source) -> State:
-    return {"type": kind, "name": name, "source": source}
-
-
-def _image_layers(
-    node: NodeView, name: str, source: Source, contrast: Contrast | None
-) -> list[State]:
-    """Return a layer for each channel of `omero` metadata; otherwise one of all channels."""
-    layer = _layer("image", name, source)
+def _image_layers(node: NodeView, layer: State, contrast: Contrast | None) -> list[State]:
+    """Return a *layer* for each channel of `omero` metadata; otherwise one of all channels."""
     data_type = node.array.data_type or ""
     axis = next((axis for axis in node.array.axes if axis.is_local), None)
     channels = _layer_channels(node)
@@ -139,7 +132,7 @@ def _image_layers(
         layer
         | _rendering(data_type, channel, contrast)
         | {
-            "name": f"{name} {channel.label or number}",
+            "name": f"{layer['name']} {channel.label or number}",
             "localDimensions": {f"{axis.name}'": [1, ""]},
             "localPosition": [number],
             "blend": "additive",
@@ -201,6 +194,6 @@ def axes_on_screen(axes: Sequence[Axis]) -> list[Axis]:
     These are x, y and z by name; otherwise the last axes of space, in the order of Fortran.
     """
     shown = [axis for axis in axes if axis.kind == "space"] or list(axes)
-    if all(axis.name in _NAMES for axis in shown):
+    if all(axis.name in ("x", "y", "z") for axis in shown):
         return sorted(shown, key=lambda axis: axis.name)
     return shown[: -_SPATIAL - 1 : -1]

@@ -349,7 +349,7 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], prog_name="shardgate", standalone_mode=False)
     except typer.Abort:
         sys.exit(130)  # as shells have it for SIGINT
-    except (ShardgateError, typer.TyperException) as error:
+    except (ShardgateError, typer.TyperException, OSError) as error:
         match error:
             case typer.TyperException():
                 _print_error(error.format_message())

@@ -21,19 +21,12 @@ from shardgate.web.looks import READS, PictureName, Planner
 from shardgate.web.rendering import template, visible
 from shardgate.web.sections import Drawing, Indices
 
-_WAIT_S: Final = 1.0  # for the chunks that a drawing shows; others follow in the next one
-_LONGEST_S: Final = 60.0
-_CACHED_S: Final = 20.0
-_MOST_GRIDS: Final = 32  # that are kept, each of 0.3 MB at most
 _MOST_AT_ONCE: Final = 4  # of a dataset, whose store may hang
-_SIDE: Final = 320  # of a drawing, in pixels
-_LEAST_SIDE: Final = 24
 
 STORED: Final = "stored"
 MISSING: Final = "not stored"
 UNREAD: Final = "not read yet"
 FAULTY: Final = "cannot be read"
-_STATES: Final = (STORED, MISSING, FAULTY, UNREAD)
 
 type Cell = tuple[int, int]
 """Row and column in the grid of chunks."""
@@ -86,14 +79,16 @@ class ChunkGridView:
 class ChunkGrids:
     """Looks at the chunks of the planes that pictures show, up to some 1,024 of each."""
 
-    def __init__(self, resolver: Resolver, *, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, resolver: Resolver, *, wait_s: float = 1.0) -> None:
+        """Wait for the chunks that a drawing shows; others follow in the next one."""
         self._resolver = resolver
         self._planner = Planner(resolver)
         self._wait_s = wait_s
         self._looks = SingleFlight[PictureName](outlasts=True)
         self.aclose = self._looks.aclose
         self._under_way: set[PictureName] = set()
-        self._known = cachetools.LRUCache[PictureName, tuple[ChunkGridView, float]](_MOST_GRIDS)
+        # Each grid has 0.3 MB at most.
+        self._known = cachetools.LRUCache[PictureName, tuple[ChunkGridView, float]](32)
 
     async def get(self, dataset: Dataset, path: str, ref: str | None, at: Indices) -> ChunkGridView:
         """Return the grid of the plane that `Previews.get` shows, as far as it is known in time.
@@ -106,10 +101,9 @@ class ChunkGrids:
             others = self._under_way - {name}
             if sum(other.dataset == name.dataset for other in others) >= _MOST_AT_ONCE:
                 raise BusyError(f"other grids of {dataset.name} are read at this time")
-            look = partial(self._look, dataset, name)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_s):
-                    await self._looks.run(name, look)
+                    await self._looks.run(name, partial(self._look, dataset, name))
             grid, _ = self._known.get(name, (None, 0.0))
         if grid is None:
             raise BusyError("the chunks are not read yet")
@@ -119,12 +113,12 @@ class ChunkGrids:
     async def _look(self, dataset: Dataset, name: PictureName) -> None:
         self._under_way.add(name)
         try:
-            async with asyncio.timeout(_LONGEST_S):
+            async with asyncio.timeout(60):
                 path, drawing = await self._planner.plan(dataset, name)
                 grid = ChunkGridView(drawing, path)
                 self._known.setdefault(name, (grid, 0.0))  # an older one shows more
                 await self._read(dataset, grid)
-            self._known[name] = grid, time.monotonic() + _CACHED_S
+            self._known[name] = grid, time.monotonic() + 20
         except DecodeError as error:
             raise BadParameterError(f"path: {error}") from error
         finally:
@@ -158,10 +152,12 @@ class ChunkGrids:
 def draw_grid(grid: ChunkGridView) -> bytes:
     """Return the drawing of *grid* in SVG."""
     down, across = (grid.edges(axis) for axis in grid.axes)
-    extents = max(down.values()), max(across.values())
-    height, width = (max(each * _SIDE / max(extents), _LEAST_SIDE) for each in extents)
-    y_scale, x_scale = height / extents[0], width / extents[1]
-    paths: dict[str, list[str]] = {state: [] for state in _STATES}
+    extents = (max(down.values()), max(across.values()))
+    # The longer side has 320 pixels, the other one at least 24.
+    height, width = (max(each * 320 / max(extents), 24) for each in extents)
+    y_scale = height / extents[0]
+    x_scale = width / extents[1]
+    paths: dict[str, list[str]] = {state: [] for state in (STORED, MISSING, FAULTY, UNREAD)}
     borders = []
     for cell in grid.cells:
         row, column = cell
@@ -178,7 +174,7 @@ def draw_grid(grid: ChunkGridView) -> bytes:
     text = template("grid.svg").render(
         width=width,
         height=height,
-        paths={state: "".join(parts) for state, parts in paths.items() if parts},
+        paths={state: "".join(paths[state]) for state in counts},
         borders="".join(borders),
         counts=counts,
         lines=_describe(grid, counts),
@@ -193,7 +189,9 @@ def _describe(grid: ChunkGridView, counts: Mapping[str, int]) -> Sequence[str]:
     holding = {grid.shards[cell] for cell, state in grid.states.items() if state == STORED}
     kind = "inner chunks" if shards else "chunks"
     line = f"{counts.get(STORED, 0):,} of {len(grid.states):,} {kind} stored"
-    lines = [f"{line}, in {len(holding):,} of {len(shards):,} shards" if shards else line]
+    if shards:
+        line += f", in {len(holding):,} of {len(shards):,} shards"
+    lines = [line]
     rows, columns = (-(-drawing.shape[axis] // drawing.chunk_shape[axis]) for axis in grid.axes)
     if len(grid.cells) < rows * columns:
         lines.append(f"the middle of {rows:,} × {columns:,} {kind}")

@@ -24,7 +24,6 @@ from shardgate.web.login import CODE, demand_https, issuer_hidden, without_right
 _LONGEST_CODE: Final = 16 * 1024
 _DEVICE: Final = "shardgate-device"
 _MOST_DEVICES: Final = 20
-_MINUTE_S: Final = 60.0
 
 
 class IssuedToken(BaseModel):
@@ -67,7 +66,7 @@ class DeviceLimiter:
         count, until = self._counts.get(client, (0, -math.inf))
         if until <= now:
             count = 0
-            until = now + _MINUTE_S
+            until = now + 60
         if count >= _MOST_DEVICES:
             reason = f"too many device codes for this client (limit {_MOST_DEVICES} in a minute)"
             raise TooManyRequestsError(reason, math.ceil(until - now))
@@ -88,9 +87,8 @@ def build_command_login(
     def issue(rights: Mapping[str, Any]) -> IssuedToken:
         note_caller(rights["sub"])
         expires_at = datetime.now(UTC) + timedelta(seconds=tokens.lifetime_s)
-        return IssuedToken(
-            token=tokens.sign(VIEWER, rights, tokens.lifetime_s), expires_at=expires_at
-        )
+        token = tokens.sign(VIEWER, rights, tokens.lifetime_s)
+        return IssuedToken(token=token, expires_at=expires_at)
 
     @router.post("/login/token")
     async def redeem(request: Request) -> IssuedToken:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -87,14 +88,10 @@ class Planner:
 
     async def locate(self, dataset: Dataset, drawing: Drawing) -> Mapping[str, Entity]:
         """Locate the chunks of *drawing* that exist, by their names."""
-        located: dict[str, Entity] = {}
-
-        async def locate(name: str) -> None:
-            if (entity := await self.locate_chunk(dataset, drawing, name)) is not None:
-                located[name] = entity
-
-        await bounded_gather(locate, drawing.chunks, limit=READS)
-        return located
+        names = drawing.chunks
+        locate = partial(self.locate_chunk, dataset, drawing)
+        located = zip(names, await bounded_gather(locate, names, limit=READS), strict=True)
+        return {name: entity for name, entity in located if entity is not None}
 
     async def locate_chunk(self, dataset: Dataset, drawing: Drawing, name: str) -> Entity | None:
         """Locate the chunk *name* of *drawing*; `None` if it is not stored."""

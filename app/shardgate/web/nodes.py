@@ -163,25 +163,23 @@ async def _read_zarr2(
     resolver: Resolver, dataset: Dataset, path: str, most_nbytes: int = MOST_NBYTES
 ) -> ServedDocument | None:
     """Read the Zarr v2 node at *path*; an array of invalid metadata has none of its members."""
-    found: dict[str, ServedDocument | None] = {}
 
-    async def read(name: str) -> None:
-        key = join_path(path, name)
+    async def read(name: str) -> ServedDocument | None:
         try:
-            found[name] = await read_document(resolver, dataset, key, most_nbytes)
+            return await read_document(resolver, dataset, join_path(path, name), most_nbytes)
         except DamagedError:
             if name != ATTRIBUTES:  # these cost no array or group
                 raise
+            return None
 
-    await bounded_gather(read, (ARRAY, GROUP, ATTRIBUTES))
-    named = found.get(ATTRIBUTES)
+    array, group, named = await bounded_gather(read, (ARRAY, GROUP, ATTRIBUTES))
     attributes = {} if named is None else named.members
-    if (array := found[ARRAY]) is not None:
+    if array is not None:
         members: dict[str, Json] = {"node_type": "array", "attributes": attributes}
         with suppress(DecodeError):  # the rest of the page shows the damage
             members = array_document(array.members, attributes)
         return ServedDocument(array.etag, members)
-    if (group := found[GROUP]) is not None:
+    if group is not None:
         return ServedDocument(group.etag, group_document(attributes))
     return None
 

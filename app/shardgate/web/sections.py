@@ -22,15 +22,10 @@ from shardgate.web.rendering import visible
 
 ENOUGH: Final = 256  # pixels that a level should have along its longer side
 MOST_VALUES: Final = 4_000_000
-_MOST_CHUNKS: Final = 1024
 _MOST_CHUNK_NBYTES: Final = 64 * 1024**2  # of a decoded chunk
 _COLOURS: Final = 3
-_MOST_SCALES: Final = 64
-_MOST_CHANNELS: Final = 8  # in one picture
 _OF_VOLUMES: Final = ("space", "space", "depth", "channel")
 
-type Kinds = Sequence[str]
-"""Kind of each axis: ``space``, ``time``, ``channel``, or another one."""
 type Indices = Mapping[str, int]
 """Positions along axes, by their names, that a client has chosen."""
 
@@ -140,22 +135,21 @@ def choices_of(node: NodeView, at: Indices) -> Sequence[Choice]:
     Raises: `UndrawableError`, `BadParameterError` for one *at* an axis that is unknown or shorter.
     """
     plane = plane_of(node)
-    others = {
-        axis.name: number for number, axis in enumerate(node.array.axes) if number not in plane
-    }
+    axes = node.array.axes
+    others = {axis.name: number for number, axis in enumerate(axes) if number not in plane}
     for name in at:
         if name not in others:
             known = ", ".join(f"at.{visible(each, 40)}" for each in others) or "none"
             raise BadParameterError(f"at.{visible(name, 40)}: the picture has {known}")
     choices = []
-    channel_axes = [axis for axis in others.values() if node.array.axes[axis].kind == "channel"]
+    channel_axes = [number for number in others.values() if axes[number].kind == "channel"]
+    has_colours = bool(node.channels) and not node.array.is_labels
     for name, number in others.items():
-        axis = node.array.axes[number]
+        axis = axes[number]
         chosen = at.get(name)
         if chosen is not None and chosen >= axis.size:
             raise BadParameterError(f"at.{visible(name, 40)}: {chosen} is not below {axis.size}")
-        has_colours = bool(node.channels) and channel_axes == [number] and not node.array.is_labels
-        if chosen is None and not has_colours:
+        if chosen is None and not (has_colours and channel_axes == [number]):
             chosen = 0 if axis.kind in ("time", "channel") else axis.size // 2
         choices.append(Choice(number, name, axis.size, chosen))
     return choices
@@ -209,25 +203,25 @@ def draw_volume(layout: Layout, container: str, path: str, at: Indices) -> Drawi
     scales = [each for each in sound if each.path == path or (not path and each.path is not None)]
     if not scales:
         raise UndrawableError("there is no scale")
-    finest = shown = scales[0]
-    for scale in scales[1:_MOST_SCALES]:
+    finest = scales[0]
+    shown = finest
+    for scale in scales[1:64]:
         if max(voxel_bounds(scale.value)[0].size[:2]) >= ENOUGH:
             shown = scale
     count = info.document.get("num_channels")
     if type(count) is not int or count < 1:
         raise UndrawableError("num_channels is no positive number")
-    node = _node_of(info, finest, count)
-    return _draw_scale(container, layout.info, shown, node, at)
-
-
-def _node_of(info: Info, scale: Member, count: int) -> NodeView:
-    """Return the node of a *scale* with *count* channels."""
-    sizes = (*voxel_bounds(scale.value)[0].size, count)
-    axes = tuple(map(Axis, ("x", "y", "z", "channel"), _OF_VOLUMES, sizes))
-    is_labels = info.document.get("type") == "segmentation"
-    data_type = str(info.document.get("data_type"))
-    facts = {"shape": sizes, "data_type": data_type, "axes": axes, "is_labels": is_labels}
-    return NodeView("", "volume", {}, ArrayView("", "precomputed", "array", **facts))
+    sizes = (*voxel_bounds(finest.value)[0].size, count)
+    array = ArrayView(
+        "",
+        "precomputed",
+        "array",
+        shape=sizes,
+        data_type=str(info.document.get("data_type")),
+        axes=tuple(map(Axis, ("x", "y", "z", "channel"), _OF_VOLUMES, sizes)),
+        is_labels=info.document.get("type") == "segmentation",
+    )
+    return _draw_scale(container, layout.info, shown, NodeView("", "volume", {}, array), at)
 
 
 def _draw_scale(
@@ -280,9 +274,9 @@ def plane_of(node: NodeView) -> Plane:
     shape = node.array.shape or ()
     if len(shape) < 2 or not prod(shape):  # noqa: PLR2004
         raise UndrawableError(f"an array of shape {list(shape)} has no picture")
-    kinds: Kinds = [axis.kind for axis in node.array.axes]
+    kinds = [axis.kind for axis in node.array.axes]
     if node.kind == "volume":
-        kinds = _OF_VOLUMES[: len(shape)]
+        kinds = list(_OF_VOLUMES[: len(shape)])
     spatial = [axis for axis, kind in enumerate(kinds) if kind == "space"]
     rows, columns = (spatial if len(spatial) > 1 else range(len(shape)))[-2:]
     colours = [
@@ -305,7 +299,7 @@ def _drawn_channels(node: NodeView, choices: Sequence[Choice]) -> Sequence[Chann
             continue
         if choice.at is not None:
             return node.channels[choice.at : choice.at + 1]
-        first = node.channels[: min(choice.size, _MOST_CHANNELS)]
+        first = node.channels[: min(choice.size, 8)]  # in one picture
         active = [each if each.is_active else None for each in first]
         return active if any(active) else first
     return ()
@@ -334,20 +328,16 @@ def plan_section(
     depth = prod(len(ranges[axis]) for axis in others)
     if colours is not None and depth != _COLOURS:
         raise UndrawableError(f"a level has {depth} colours")
-    height, width = _cut(
-        (shape[rows], shape[columns]), (chunk_shape[rows], chunk_shape[columns]), depth
-    )
+    # So many chunks may be read, and then so many values.
+    down = -(-shape[rows] // chunk_shape[rows])
+    across = -(-shape[columns] // chunk_shape[columns])
+    down, across = _fit(down, across, 1024 // depth)
+    height = min(shape[rows], down * chunk_shape[rows])
+    width = min(shape[columns], across * chunk_shape[columns])
+    height, width = _fit(height, width, MOST_VALUES // depth)
     ranges[rows] = _middle(shape[rows], height)
     ranges[columns] = _middle(shape[columns], width)
     return ArraySection(tuple(ranges), (rows, columns, *others), colours is not None)
-
-
-def _cut(shape: tuple[int, int], chunk_shape: tuple[int, int], depth: int) -> tuple[int, int]:
-    """Return the part of *shape* that may be read, *depth* times: by its chunks and its values."""
-    height, width = shape
-    rows, columns = chunk_shape
-    down, across = _fit(-(-height // rows), -(-width // columns), _MOST_CHUNKS // depth)
-    return _fit(min(height, down * rows), min(width, across * columns), MOST_VALUES // depth)
 
 
 def _middle(length: int, size: int) -> range:

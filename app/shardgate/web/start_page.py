@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from fastapi import Request, Response
 from starlette.responses import StreamingResponse
@@ -28,9 +28,6 @@ from shardgate.survey.inspect import FolderOverview, summarize
 from shardgate.web.rendering import PageTemplate, template
 from shardgate.web.viewer import viewer_folder, viewer_of
 
-_FRESH_S: Final = 20.0
-_UNBUFFERED: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_BITS: Final = re.compile("(?:u?int|b?float|complex)([0-9]{1,3})")
 _log = logging.getLogger(__name__)
 
 
@@ -38,10 +35,7 @@ class StartPage:
     """Shows the datasets that the caller may read."""
 
     def __init__(
-        self,
-        datasets: Datasets,
-        overviews: "OverviewCache",
-        login: LoginSettings = LoginSettings(),  # noqa: B008 - it is frozen
+        self, datasets: Datasets, overviews: "OverviewCache", login: LoginSettings
     ) -> None:
         self._datasets = datasets
         self._overviews = overviews
@@ -54,17 +48,17 @@ class StartPage:
         caller = request.scope["caller"]
         known = sorted(self._datasets.readable_by(caller), key=lambda dataset: dataset.name)
         address = address_of(request)
-        has_viewer = viewer_folder() is not None
-        viewer = viewer_of(address, is_installed=has_viewer)
+        is_installed = viewer_folder() is not None
         common: dict[str, Any] = {
             # A proxy may strip the final slash as well, below which relative links lead.
             "base": address.base.removeprefix(address.origin) if address.root_path else ".",
-            "has_viewer": viewer is not None,
-            "has_previews": has_viewer,
+            "has_viewer": viewer_of(address, is_installed=is_installed) is not None,
+            "has_previews": is_installed,
         }
         if "rows" in request.query_params:
             rows = self._follow(known, caller, common)
-            return StreamingResponse(rows, media_type="application/x-ndjson", headers=_UNBUFFERED)
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+            return StreamingResponse(rows, media_type="application/x-ndjson", headers=headers)
         overviews = await self._overviews.read(known)
         lines = [_make_line(each, overviews.get(each.name), caller) for each in known]
         return await self._page.respond(
@@ -139,7 +133,7 @@ class OverviewCache:
                 await renewed.wait()
 
     def _renew(self, datasets: Sequence[Dataset]) -> None:
-        oldest_s = self._clock() - _FRESH_S
+        oldest_s = self._clock() - 20
         for dataset in datasets:
             _, looked_s = self._known.get(dataset.name, (None, -math.inf))
             if looked_s <= oldest_s and dataset.name not in self._pending:
@@ -179,20 +173,19 @@ def _make_line(
         "largest": largest,
         "others": len(sound) - 1,
         "has_more": overview is not None and not overview.is_all,
-        "is_viewable": any(map(_is_viewable, sound)),
+        # Neuroglancer shows arrays, and meshes and the like.
+        "is_viewable": any(
+            each.is_drawn or (each.format == "precomputed" and each.kind != "array")
+            for each in sound
+        ),
         "nbytes": sum(map(_nbytes_of, sound)),
         "reason": "" if overview is None else overview.reason,
     }
 
 
-def _is_viewable(found: ArrayView) -> bool:
-    """Return whether Neuroglancer shows it: an array, or meshes and the like."""
-    return found.is_drawn or (found.format == "precomputed" and found.kind != "array")
-
-
 def _nbytes_of(found: ArrayView) -> int:
     """Return the bytes of all elements of an array; 0 where the size of one is not known."""
-    bits = _BITS.fullmatch(found.data_type or "")
+    bits = re.fullmatch("(?:u?int|b?float|complex)([0-9]{1,3})", found.data_type or "")
     nbytes = int(bits[1]) // 8 if bits else int(found.data_type == "bool")
     return math.prod(found.shape or (0,)) * nbytes
 
@@ -203,5 +196,6 @@ def _formats(dataset: Dataset, overview: FolderOverview | None) -> str:
     if overview is None:
         return dataset.format
     found = {each.found.format for each in overview.collections if each.found.format}
-    found |= {"icechunk"} if overview.repositories else set()
+    if overview.repositories:
+        found.add("icechunk")
     return ", ".join(sorted(found)) or dataset.format

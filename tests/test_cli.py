@@ -543,6 +543,17 @@ def test_incomplete_references_are_not_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_output_that_cannot_be_written_is_one_line(examples: Path, tmp_path: Path) -> None:
+    """`--output` in a folder that does not exist ends with one line that names it."""
+    output = tmp_path / "missing" / "refs.json"
+    written = run("inspect", str(examples / "nested.zarr"), "--references", "--output", str(output))
+
+    assert (written.returncode, written.stdout) == (2, "")
+    assert written.stderr.startswith("shardgate: error: [Errno 2] No such file or directory: ")
+    assert written.stderr.count("\n") == 1
+    assert str(output.parent) in written.stderr
+
+
 def test_count_of_one_is_singular(tmp_path: Path) -> None:
     """The report of `verify` has singular nouns for counts of one."""
     write_files(precomputed.build({"s0/-1-2_5-8_0-1": b"123456789"}), tmp_path)

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -364,8 +365,8 @@ def test_page_cannot_begin_for_a_command(service: Service, headers: dict[str, st
 def test_command_waits_for_the_right_code(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Requests of others do not end the wait: of no code, and of a wrong one. A service that cannot
-    be reached when the browser comes is told there, and asked again.
+    """Requests of others do not end the wait: of no URL or code, and of a wrong one. A service that
+    cannot be reached when the browser comes is told there, and asked again.
     """
     statuses = [0, 200]
 
@@ -381,6 +382,9 @@ def test_command_waits_for_the_right_code(
 
     def come(address: str) -> bool:
         port = parse_qs(urlsplit(address).query)["port"][0]
+        with socket.create_connection(("127.0.0.1", int(port))) as odd:
+            odd.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+            odd.makefile("rb").read()  # until it is answered
         pages.extend(httpx.get(f"http://127.0.0.1:{port}/{path}") for path in paths)
         return True
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Thread
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 import httpx
 from pydantic import ValidationError
@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Redeem the code that the browser brings; other requests do not end the wait."""
-        code = parse_qs(urlsplit(self.path).query).get("code", [""])[0]
+        code = parse_qs(self.path.partition("?")[2]).get("code", [""])[0]
         status = HTTPStatus.BAD_REQUEST
         text = (
             "This is not the sign-in that was begun here. Open the address that the command prints."

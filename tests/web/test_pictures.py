@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -202,6 +202,8 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(finite, finite, st.lists(st.integers(0, 2**40), min_size=1, max_size=64), finite, finite)
+@example(0.0, 2.3e-308, [1], 0.0, 1.0)
+@example(-1.7e308, 1.7e308, [1], -1.7e308, 1.7e308)
 def test_histogram_of_any_values_is_drawn(
     low: float, high: float, counts: list[int], black: float, white: float
 ) -> None:

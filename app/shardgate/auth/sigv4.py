@@ -34,6 +34,7 @@ _PAYLOADS: Final = re.compile(
     f"[0-9a-f]{{64}}|{_UNSIGNED}|{_SIGNED_FRAMES}|{_SIGNED_TRAILERS}"
     "|STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 )
+_EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 
 type Fields = Sequence[tuple[bytes, bytes]]
 """Headers in their order, as they were sent."""
@@ -196,8 +197,7 @@ class SignatureChain:
     def check_chunk(self, data: bytes | memoryview, signature: bytes) -> None:
         """Check the *signature* of the next frame. Raises: `SignatureError`."""
         # The first digest is of the headers of the frame, which has none.
-        digests = f"{hashlib.sha256(b'').hexdigest()}\n{hashlib.sha256(data).hexdigest()}"
-        self._check("PAYLOAD", digests, signature)
+        self._check("PAYLOAD", f"{_EMPTY_SHA256}\n{hashlib.sha256(data).hexdigest()}", signature)
 
     def check_trailers(self, lines: bytes, signature: bytes) -> None:
         """Check the *signature* of trailers, lines of ``name:value``. Raises: `SignatureError`."""

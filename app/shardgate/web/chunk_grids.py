@@ -80,7 +80,7 @@ class ChunkGrids:
     """Looks at the chunks of the planes that pictures show, up to some 1,024 of each."""
 
     def __init__(self, resolver: Resolver, *, wait_s: float = 1.0) -> None:
-        """Wait for the chunks that a drawing shows; others follow in the next one."""
+        """Wait *wait_s* for the chunks that a drawing shows; others follow in the next one."""
         self._resolver = resolver
         self._planner = Planner(resolver)
         self._wait_s = wait_s

@@ -132,7 +132,9 @@ class DatasetPages:
         url = f"{root}/{quote_key(key)}".rstrip("/")
         sharded_url = f"{root}/{quote_key(sharded_key(key))}".rstrip("/")
         api = f"api/datasets/{quote(request.name, safe='')}"
-        reasons = dict.fromkeys(filter(None, [*found.reasons, failure and str(failure)]))
+        if failure is not None:
+            found.reasons.append(str(failure))
+        reasons = dict.fromkeys(filter(None, found.reasons))
         is_beginning = not (folder or names or reasons) and found.is_empty
         # Where the store cannot list, arrays of Zarr v2 are known from consolidated metadata alone.
         has_consolidated = not names or any(name == ".zmetadata" for name, _ in names)

@@ -1,6 +1,7 @@
 """Drawings of the range and the distribution of the values that a picture is made of."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import log1p
 from typing import Final, NamedTuple
 
@@ -38,14 +39,20 @@ def draw_histogram(values: PlaneValues) -> bytes:
 
 
 def _draw(shown: Histogram, low: float, high: float, most: int) -> _Curve:
-    scale = _WIDTH / (high - low) if high > low else 0.0
-    first = (shown.low - low) * scale
-    step = ((shown.high - shown.low) * scale or _WIDTH) / len(shown.counts)
+    def place(value: float) -> float:
+        if high == low:
+            return 0.0
+        # Exact: the difference of floats may be infinite, and so may be its reciprocal.
+        inside = Fraction(min(max(value, low), high)) - Fraction(low)
+        return float(inside / (Fraction(high) - Fraction(low))) * _WIDTH
+
+    first = place(shown.low)
+    step = (place(shown.high) - first or _WIDTH) / len(shown.counts)
     tops = [_HEIGHT * (1 - log1p(count) / log1p(most or 1)) for count in shown.counts]
     steps = "".join(f"V{top:.1f}H{first + step * (at + 1):.1f}" for at, top in enumerate(tops))
     ramp = None
-    if shown.shown is not None and scale:
-        start, stop = (min(max((at - low) * scale, 0), _WIDTH) for at in shown.shown)
+    if shown.shown is not None and high > low:
+        start, stop = map(place, shown.shown)
         ramp = start, max(stop - start, 1)
     return _Curve(shown.color or "", f"M{first:.1f} {_HEIGHT}{steps}V{_HEIGHT}z", ramp)
 

@@ -154,10 +154,12 @@ def weed() -> Path:
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
+def seaweedfs(
+    weed: Path, authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[SeaweedFS]:
     """Run a SeaweedFS with an empty bucket for the whole session; a soak fills gigabytes."""
     folder = tmp_path_factory.mktemp("seaweedfs")
-    with running(weed, folder) as server:
+    with running(weed, folder, certificate=authority.issue_cert("127.0.0.1")) as server:
         yield server
     shutil.rmtree(folder, ignore_errors=True)
 

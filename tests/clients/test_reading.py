@@ -182,8 +182,9 @@ def test_format_2_is_served_as_stored(local: str, opener: Any) -> None:
         assert opened["v"].dims == ("z", "y", "x")
 
 
-@pytest.mark.parametrize("service", ["local", "remote"], indirect=True)
-@pytest.mark.parametrize("group", ["consolidated", "listed"])
+@pytest.mark.parametrize(
+    ("service", "group"), [("local", "consolidated"), ("remote", "listed")], indirect=["service"]
+)
 def test_zarr_opens_groups_over_fsspec(service: str, group: str) -> None:
     """zarr-python lists the members of groups, and reads an array in nested ones without shards."""
     with quiet():

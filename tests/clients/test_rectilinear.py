@@ -1,20 +1,18 @@
-"""Shards of several sizes: written, resized, damaged, and in Icechunk."""
+"""Shards of several sizes: resized, damaged, and in Icechunk; random arrays have them too."""
 
 import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 import zarr
 
 from tests.support.clients.filling import over_obstore
 from tests.support.clients.icechunk.repositories import put
 from tests.support.clients.reading import OPENERS, open_tensorstore
-from tests.support.clients.services import Taker, chunks_in, taking_into_folder
+from tests.support.clients.services import Taker, taking_into_folder
 from tests.support.clients.writing import (
-    Values,
     counted,
     read_zarr,
     rectilinear_allowed,
@@ -54,10 +52,10 @@ def create(store: Any, name: str | None = None) -> Array:
         )
 
 
-def fill(array: Array, values: Values = VALUES) -> None:
-    """Write *values* shard by shard."""
+def fill(array: Array) -> None:
+    """Write the values shard by shard."""
     with rectilinear_allowed():
-        array[...] = values
+        array[...] = VALUES
 
 
 @pytest.fixture
@@ -66,25 +64,6 @@ def taker(tmp_path: Path) -> Generator[Taker]:
     fill(create(tmp_path / "array"))
     with taking_into_folder(tmp_path) as taker:
         yield taker
-
-
-def sizes_of(folder: Path) -> dict[str, int]:
-    """Return the sizes of the stored shards."""
-    return {key: len(data) for key, data in chunks_in(folder).items()}
-
-
-def test_written_chunks_are_stored_in_shards_of_their_sizes(taker: Taker) -> None:
-    """zarr-python writes chunks through the service as it would write the shards."""
-    array: Array = zarr.open_array(over_obstore(taker.url, "array"), mode="r+")
-    expected = np.roll(VALUES, 5, axis=0)
-    array[...] = expected
-    array[3:13, 2:8] = expected[3:13, 2:8] + 1
-    expected[3:13, 2:8] += 1
-    fill(create(taker.folder / "twin"), expected)
-
-    same(read_zarr(taker.folder / "array"), expected)
-    same(array[...], expected)
-    assert sizes_of(taker.folder / "array") == sizes_of(taker.folder / "twin")
 
 
 def test_array_is_resized_within_its_shards(taker: Taker) -> None:

@@ -263,18 +263,21 @@ def test_metadata_that_cannot_be_kept_is_refused(s3: Any, bucket: str, key: str)
 _LIMIT: Final = 64 * 1024
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """Store two sharded arrays, one of them filled, and two objects."""
-    for name in ("array", "other"):
-        zarr.create_array(tmp_path / name, shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
-    zarr.open_array(tmp_path / "array")[:] = np.arange(1, 9)
-    (tmp_path / "small").write_bytes(b"abc")
-    (tmp_path / "large").write_bytes(bytes(_LIMIT + 1))
-    return tmp_path
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Store sharded arrays, two of them filled, and objects."""
+    folder = tmp_path_factory.mktemp("copied")
+    for name in ("array", "other", "timed"):
+        zarr.create_array(folder / name, shape=(8,), shards=(8,), chunks=(2,), dtype="u1")
+    for name in ("array", "timed"):
+        zarr.open_array(folder / name)[:] = np.arange(1, 9)
+    for name in ("small", "moved"):
+        (folder / name).write_bytes(b"abc")
+    (folder / "large").write_bytes(bytes(_LIMIT + 1))
+    return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def copying(copied: Path) -> Generator[str]:
     """Serve the folder writable, and one of its arrays as a read-only dataset."""
     datasets = {
@@ -287,7 +290,7 @@ def copying(copied: Path) -> Generator[str]:
         yield served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def copier(copying: str) -> Any:
     """Open boto3's client."""
     return open_boto3(copying)
@@ -318,12 +321,12 @@ def test_inner_chunks_are_copied(copier: Any, copied: Path) -> None:
 def test_obstore_and_s3fs_move_objects(copying: str, copied: Path) -> None:
     """Obstore and s3fs move an object, and the source is gone."""
     store = over_obstore(copying, "").store
-    obstore.rename(store, "small", "moved once")
+    obstore.rename(store, "moved", "moved once")
     files = s3fs.S3FileSystem(**s3fs_options(copying), skip_instance_cache=True)
     files.mv("data/moved once", "data/moved twice")
 
     assert (copied / "moved twice").read_bytes() == b"abc"
-    assert not (copied / "small").exists()
+    assert not (copied / "moved").exists()
     assert not (copied / "moved once").exists()
 
 
@@ -341,7 +344,7 @@ def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
             asked = (part or whole)["CopySourceRange"]
             got = copier.get_object(Bucket=bucket, Key=key, Range=asked)
             body = got["Body"].read()
-            told = _copy_part(copier, source, **part, CopySourceIfMatch=got["ETag"])
+            told = _copy_part(copier, source, "to", **part, CopySourceIfMatch=got["ETag"])
 
             assert told["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
             assert read_object(copier, "to") == body
@@ -400,17 +403,17 @@ def test_invalid_copy_is_refused(copier: Any, copied: Path) -> None:
     """An invalid copy, of a part or a whole object, fails with its code and writes nothing."""
     for is_part, source, options, code in _REFUSED:
         with pytest.raises(ClientError, match=rf"\({code}\)"):
-            (_copy_part if is_part else _copy)(copier, source, **options)
-        assert not (copied / "to").exists()
+            (_copy_part if is_part else _copy)(copier, source, "refused", **options)
+        assert not (copied / "refused").exists()
 
 
-def _copy(s3: Any, source: str, **more: Any) -> None:
-    s3.copy_object(Bucket="data", Key="to", CopySource=source, **more)
+def _copy(s3: Any, source: str, to: str, **more: Any) -> None:
+    s3.copy_object(Bucket="data", Key=to, CopySource=source, **more)
 
 
-def _copy_part(s3: Any, source: str, **more: Any) -> Any:
+def _copy_part(s3: Any, source: str, to: str, **more: Any) -> Any:
     """Upload a single part as a copy; return the result of the copy."""
-    upload = {"Bucket": "data", "Key": "to"}
+    upload = {"Bucket": "data", "Key": to}
     upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
     told = s3.upload_part_copy(**upload | {"CopySource": source, "PartNumber": 1} | more)
     parts = [{"PartNumber": 1, "ETag": told["CopyPartResult"]["ETag"]}]
@@ -435,8 +438,8 @@ def test_last_modified_is_that_of_the_stored_object(
 
 def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) -> None:
     """HEAD, listings and conditions of an inner chunk use its shard's modification time."""
-    os.utime(copied / "array/c/0", (10**9, 10**9))
-    key = "array/c/3"
+    os.utime(copied / "timed/c/0", (10**9, 10**9))
+    key = "timed/c/3"
 
     def modified_s() -> float:
         listed = copier.list_objects_v2(Bucket="data", Prefix=key)["Contents"][0]["LastModified"]
@@ -447,9 +450,9 @@ def test_inner_chunks_have_the_time_of_their_shard(copier: Any, copied: Path) ->
     for condition, code in (("IfModifiedSince", "304"), ("IfUnmodifiedSince", "412")):
         with pytest.raises(ClientError, match=rf"\({code}\)"):
             copier.head_object(Bucket="data", Key=key, **{condition: 10**9 - (code == "412")})
-    copier.put_object(Bucket="data", Key="array/c/0", Body=b"zz")
+    copier.put_object(Bucket="data", Key="timed/c/0", Body=b"zz")
 
-    assert abs(modified_s() - (copied / "array/c/0").stat().st_mtime) <= 1
+    assert abs(modified_s() - (copied / "timed/c/0").stat().st_mtime) <= 1
 
 
 def test_concurrent_copies_of_a_large_object_all_succeed(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ PAIRS: Final = (
     pytest.param("seaweedfs", "s3fs", marks=pytest.mark.soak),
 )
 """Stores, and the client that fills an array in each."""
-PROCESSES: Final = 4
+PROCESSES: Final = 2
 SHAPE: Final = (30, 34)
 SHARDS: Final = (16, 16)
 """Two by three shards, the last of which reach past the edge."""
@@ -248,7 +248,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize(("lab", "client"), PAIRS, indirect=["lab"])
 def test_concurrent_processes_lose_no_chunk(lab: Lab, client: str) -> None:
-    """Four processes write chunks of the same shards concurrently, and no value is lost."""
+    """Two processes write chunks of the same shards concurrently, and no value is lost."""
     with forked(of_dataset(lab.url, lab.seaweedfs)) as running:
         fill_at_once(running.url, client)
     stored = lab.open(client)
@@ -330,19 +330,20 @@ ONLY_ZARR: Final = ("after/", "rectilinear/", *BEYOND["tensorstore"])
 OLD: Final = "document/endian"
 """A sharded array that neither reads, since both lack the codec's old name."""
 IN_FOLDER: Final = (
-    "index/zarr_start_big_crc", "index/tensorstore_end_little_plain", "nested/three",
-    "transpose/everywhere", "plain/v2", "rectilinear/transpose",
-    "rectilinear/part", "after/crc_index_at_start", "after/gzip_after_nested", "inside/zstd_crc",
-    "keys/v2_dot", "fill/nan", "shape/4d", "dtype/string", "document/defaults_left_out",
+    "index/zarr_transposed", "index/zarr_three_crcs", "transpose/everywhere", "plain/v2",
+    "rectilinear/transpose", "after/gzip_after_nested", "inside/zstd_crc", "fill/nan",
+    "dtype/string", "document/defaults_left_out",
 )  # fmt: skip
-USUAL: Final = {"folder": IN_FOLDER, "remote": ("nested/two", "after/crc_after_both")}
+USUAL: Final = {"folder": IN_FOLDER, "remote": ("after/crc_after_both",)}
 STORED: Final = [
     pytest.param(store, name, marks=() if name in usual else pytest.mark.soak, id=f"{store}-{name}")
     for store, usual in USUAL.items()
     for name in BY_NAME
     if name != OLD
 ]
-"""Stores and cases that differ in how a shard is written; soak runs have all in both."""
+"""Stores and cases that differ in how a shard is written, unless random arrays have them too; soak
+runs have all in both.
+"""
 
 
 @pytest.fixture(scope="module")

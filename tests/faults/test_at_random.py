@@ -112,7 +112,7 @@ def pair(
         yield made
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [2, pytest.param(40, marks=pytest.mark.soak)])
 def test_acknowledged_writes_survive_signals_to_gateways(pair: Pair, examples: int) -> None:
     """Acknowledged writes survive random kills, ends and stops of the gateways."""
 
@@ -125,7 +125,7 @@ def test_acknowledged_writes_survive_signals_to_gateways(pair: Pair, examples: i
 
 
 @pytest.mark.parametrize("pair", ["seaweedfs"], indirect=True)
-@settings(QUIET, max_examples=3)
+@settings(QUIET, max_examples=1)
 @given(steps=plans(2 * WRITERS))
 def test_concurrent_writers_of_a_bucket_lose_nothing(pair: Pair, steps: Plans) -> None:
     """No acknowledged write of 32 clients to the same shards through two gateways is lost."""
@@ -193,7 +193,7 @@ def erring(
             yield made, proxy
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [1, pytest.param(30, marks=pytest.mark.soak)])
 def test_acknowledged_writes_survive_errors_of_the_store(
     erring: tuple[Pair, Erratic], examples: int
 ) -> None:
@@ -305,11 +305,11 @@ def test_wrong_responses_of_the_store_yield_no_wrong_bytes(site: LyingSite) -> N
     Left out are lies that no length, checksum or ETag can reveal: another body of the same length
     under the right ETag, and a 204 to a DELETE that was not passed on, as S3 answers.
     """
-    answers = site.play(LIES, 0.1, 300, 60)
+    answers = site.play(LIES, 0.1, 200, 40)
 
-    assert answers["GET 200"] > 150
-    assert answers["PUT 200"] > 20
-    assert site.proxy.told["GET"] > 30
+    assert answers["GET 200"] > 100
+    assert answers["PUT 200"] > 13
+    assert site.proxy.told["GET"] > 20
     assert site.proxy.told["PUT"] > 0
 
 

@@ -166,9 +166,9 @@ class Crowd:
     ("pattern", "nth", "count"),
     [
         pytest.param(SWAP, 0, LONE, id="first swap"),
-        pytest.param(FILE % "manifests", 0, LONE, id="manifest"),
-        pytest.param(FILE % "snapshots", 1, LONE, id="snapshot"),
-        pytest.param(FILE % "transactions", 2, LONE, id="transaction log"),
+        pytest.param(FILE % "manifests", 0, LONE, id="manifest", marks=soak),
+        pytest.param(FILE % "snapshots", 1, LONE, id="snapshot", marks=soak),
+        pytest.param(FILE % "transactions", 2, LONE, id="transaction log", marks=soak),
         pytest.param(FILE % "overwritten", 0, LONE, id="backup"),
         pytest.param(SWAP, 1, ALL, id="second swap"),
     ],

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import signal
 import socket
 import struct
 import time
@@ -18,7 +17,8 @@ import httpx
 import pytest
 
 from tests.support.attacks.raw import connect, heard
-from tests.support.gateways import Gateway, forked, gateway_process, of_dataset
+from tests.support.commands import running
+from tests.support.gateways import Gateway, forked, of_dataset
 from tests.support.labs import SMALL, Lab, requested_lab, value
 from tests.support.processes import listens, wait_until
 
@@ -166,16 +166,16 @@ def test_terminated_gateway_does_not_wait_for_idle_connections(folder: Folder) -
 def test_acknowledged_writes_survive_sigterm_under_load(folder: Folder) -> None:
     """Acknowledged writes survive SIGTERM to a gateway under load, which exits with 0."""
     environ = of_dataset(folder.lab.url)
-    with gateway_process(environ) as (process, url), ThreadPoolExecutor(WRITERS) as pool:
+    with running("serve", **environ) as (gateway, (line,)), ThreadPoolExecutor(WRITERS) as pool:
         have_begun = Barrier(WRITERS + 1)
-        base = f"{url}/data/{folder.name}"
+        base = f"{line.split()[0]}{folder.name}"
         writers = [pool.submit(write_on, base, n, have_begun) for n in range(WRITERS)]
         have_begun.wait(DEADLINE_S)
         time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
+        code, _ = gateway.end()
         told = [each.result(DEADLINE_S) for each in writers]
 
-        assert process.wait(GRACE_S) == 0
+        assert code == 0
     found = folder.lab.read(folder.name)
     for number, last in enumerate(told):
         assert last > 0
@@ -231,8 +231,7 @@ def put(path: str, body: bytes) -> bytes:
     )
 
 
-@pytest.mark.parametrize("after_s", [0, 0.005, 0.02])
-@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(("after_s", "resets"), [(0, True), (0.005, False), (0.02, True)])
 def test_put_of_a_disconnected_client_is_done_or_not(
     lab: Lab, base: str, after_s: float, *, resets: bool
 ) -> None:

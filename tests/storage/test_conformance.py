@@ -297,7 +297,7 @@ async def test_listed_etag_is_that_of_a_read_or_none(backend: Backend) -> None:
 
 
 WRONG = ETag('"0123456789abcdef0123456789abcdef"')
-WRITERS = 8
+WRITERS = 4
 
 
 async def put(writable: Backend, name: str, data: bytes, expected: Expected = None) -> ETag:
@@ -411,9 +411,9 @@ async def test_delete_needs_the_expected_version(writable: Backend) -> None:
 
 
 async def test_one_of_concurrent_writers_wins(writable: Backend) -> None:
-    """One of eight writers that expect the same version, or absence, wins."""
+    """One of four writers that expect the same version, or absence, wins."""
     expected: Expected = ABSENT
-    for _ in range(3):
+    for _ in range(2):
         bodies = [b"writer %d %s" % (writer, str(expected).encode()) for writer in range(WRITERS)]
         written = await asyncio.gather(
             *(writable.store.put(writable.ref("key"), [body], expected=expected) for body in bodies)

@@ -69,13 +69,24 @@ FAILURES = [
     (Fault.WRONG_RANGE, StorageUnusableError),
     (Fault.BAD_RANGE, StorageUnusableError),
 ]
+OF_TRANSPORT = {
+    *(Fault.STALL, Fault.STALL_BODY, Fault.RESET, Fault.RESET_BODY, Fault.CUT, Fault.GARBAGE),
+    *(Fault.SHORT_LENGTH, Fault.WRONG_RANGE, Fault.BAD_RANGE),
+}
+"""Faults that the stores of web servers and of S3 notice by the same client."""
 OF_CLOUDS = [(fault, StorageUnusableError) for fault in (Fault.NO_BUCKET, Fault.IGNORE_RANGE)]
 
 
 @pytest.mark.parametrize(
     ("remote", "fault", "error"),
     [
-        *((kind, *failure) for kind in ("http", "s3", "gs") for failure in FAILURES),
+        *((kind, *failure) for kind in ("http", "gs") for failure in FAILURES),
+        *(
+            pytest.param(
+                "s3", *failure, marks=pytest.mark.soak if failure[0] in OF_TRANSPORT else ()
+            )
+            for failure in FAILURES
+        ),
         *(("gs", *failure) for failure in OF_CLOUDS),
     ],
     indirect=["remote"],

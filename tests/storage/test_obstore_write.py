@@ -1,4 +1,4 @@
-"""Writes to Google Cloud Storage and Azure whose requests or responses are lost."""
+"""Writes to Google Cloud Storage and Azure: versions, large objects, leases and metadata."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,6 @@ from shardgate.errors import (
     StorageUnusableError,
     TooLargeError,
     UnwritableError,
-    VersionChangedError,
 )
 from shardgate.model import ByteRange, ObjectRef, Piece
 from shardgate.settings import StoreSettings
@@ -40,14 +39,11 @@ from shardgate.storage.obstore_write import CloudWriteOptions
 from tests.support.clouds import Azurite, FakeGcs
 from tests.support.faults.sites import held_up
 from tests.support.records import replaced
-from tests.support.storage.cloud_objects import LARGE_NBYTES, LARGEST_NBYTES, CloudWritten
 from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.google import ENVIRON, GoogleServer
-from tests.support.storage.proxy import Fault, Lie, Mishap, cancel_probes
+from tests.support.storage.proxy import Proxy
 from tests.support.storage.reading import az_settings, stat_of
-
-USUAL = (Lie.PAGE_200, Lie.PAGE_404)
-FAKED = (Lie.EMPTY_200, Lie.XHTML_200, Lie.EMPTY_204, Lie.EMPTY_404, Lie.PAGE_410)
+from tests.support.storage.written import LARGE_NBYTES, LARGEST_NBYTES, CloudWritten
 
 
 @pytest.fixture(params=["gs", "az"])
@@ -62,66 +58,9 @@ async def written(
         settings = StoreSettings(endpoint_url=server.url)
     else:
         settings = az_settings(request.getfixturevalue("azurite"))
-    made = CloudWritten(request.param, settings)
-    with made.proxy.running():
-        async with aclosing(made.store), aclosing(made.direct):
+    with Proxy(settings.endpoint_url or "").running() as proxy:
+        async with aclosing(CloudWritten(request.param, settings, proxy)) as made:
             yield made
-
-
-async def rewrite_spoilt(
-    written: CloudWritten, fault: Fault, old: bytes | None, pieces: list[Piece], *, is_done: bool
-) -> int:
-    """Rewrite an object once for each request that this takes, spoil that, and count them."""
-    kept = old or b""
-    new = b"".join(kept[p.start : p.stop] if isinstance(p, ByteRange) else p for p in pieces)
-    nth = 0
-    while True:
-        written.move()
-        expected = ABSENT if old is None else await written.put(old)
-        written.proxy.passes_on = is_done
-        written.proxy.spoil([nth], fault)
-
-        etag = await written.store.put(written.ref, pieces, expected=expected)
-
-        assert (new, etag) == await written.seen()
-        assert await written.left() == []
-        if nth >= len(written.proxy.seen):
-            return nth
-        nth += 1
-
-
-@pytest.mark.parametrize(
-    ("fault", "is_done"),
-    [
-        *((fault, False) for fault in (*Mishap, *USUAL)),
-        *((lie, True) for lie in USUAL),
-        *(
-            pytest.param(lie, is_done, marks=pytest.mark.soak)
-            for lie in FAKED
-            for is_done in (False, True)
-        ),
-    ],
-    ids=str,
-)
-async def test_put_succeeds_despite_lost_messages(
-    written: CloudWritten, fault: Fault, *, is_done: bool
-) -> None:
-    """A PUT one of whose requests or responses is lost is done once."""
-    pieces: list[Piece] = [b"new", ByteRange(0, 9)]
-
-    assert await rewrite_spoilt(written, fault, None, [b"new"], is_done=is_done) >= 1
-    assert await rewrite_spoilt(written, fault, b"0123456789", pieces, is_done=is_done) >= 3
-
-
-@pytest.mark.parametrize("fault", [*Mishap, *USUAL])
-async def test_delete_survives_lost_messages(written: CloudWritten, fault: Fault) -> None:
-    """A DELETE whose request or response is lost is done, and not a conflict."""
-    for nth in range(2):
-        await written.put(b"1")
-        written.proxy.spoil([nth], fault)
-
-        assert await written.store.delete(written.ref, expected=None) is True
-        assert await written.direct.stat(written.ref) is None
 
 
 async def test_version_alone_is_not_deleted(written: CloudWritten) -> None:
@@ -158,45 +97,6 @@ async def test_generation_of_equal_bytes_is_looked_for_after_a_conflict(
     assert (outcomes[1] is CONFLICT) is (etag != now)
 
 
-async def test_lost_write_replaced_since_has_succeeded(written: CloudWritten) -> None:
-    """A write whose response is lost, and that another one replaced since, returns its ETag."""
-    etag = await written.put(b"old")
-
-    async def build_upon() -> None:
-        async with aclosing(CloudStore(written.scheme, written.settings)) as other:
-            stat = await stat_of(other, written.ref)
-            assert stat.etag != etag
-            assert isinstance(await other.put(written.ref, [b"on top"], expected=stat.etag), str)
-
-    written.proxy.between = lambda: asyncio.run(build_upon())
-    written.proxy.spoil([1], Mishap.ANSWER_LOST)
-    ours = await written.store.put(written.ref, [b"ours"], expected=etag)
-
-    assert (await written.seen())[0] == b"on top"
-    assert isinstance(ours, str)
-    with pytest.raises(VersionChangedError):
-        await written.store.get(written.ref, if_match=ours)
-    assert await written.store.put(written.ref, [b"more"], expected=ours) is CONFLICT
-
-
-@pytest.mark.parametrize("mishap", [Mishap.REQUEST_LOST, Mishap.ERROR])
-async def test_lost_write_overtaken_by_another_is_a_conflict(
-    written: CloudWritten, mishap: Mishap
-) -> None:
-    """A write whose request is lost, and whose condition no longer holds, is CONFLICT."""
-    etag = await written.put(b"old")
-
-    async def overtake() -> None:
-        async with aclosing(CloudStore(written.scheme, written.settings)) as other:
-            await other.put(written.ref, [b"theirs"], expected=None)
-
-    written.proxy.between = lambda: asyncio.run(overtake())
-    written.proxy.spoil([1], mishap)
-
-    assert await written.store.put(written.ref, [b"ours"], expected=etag) is CONFLICT
-    assert (await written.seen())[0] == b"theirs"
-
-
 @pytest.mark.parametrize("written", ["gs"], indirect=True)
 async def test_a_lost_connection_leaves_time_for_others(
     written: CloudWritten, monkeypatch: pytest.MonkeyPatch
@@ -214,15 +114,6 @@ async def test_a_lost_connection_leaves_time_for_others(
 
     (client,) = opened
     assert (client.client_options or {})["connect_timeout"] == f"{LONGEST_S / 2:g}s"
-
-
-async def test_an_unknown_outcome_is_an_error(written: CloudWritten) -> None:
-    """A write to a server that no longer responds raises StorageError, and is no conflict."""
-    etag = await written.put(b"old")
-    written.proxy.spoil(range(1, 1000), Mishap.ANSWER_LOST)
-
-    with pytest.raises(StorageError):
-        await written.store.put(written.ref, [b"new"], expected=etag)
 
 
 @pytest.mark.parametrize("written", ["gs"], indirect=True)
@@ -250,9 +141,10 @@ async def test_turn_of_a_large_object_is_waited_for_until_the_deadline(
 ) -> None:
     """A large object whose turn does not come raises StorageTimeoutError."""
     monkeypatch.setenv(*next(iter(ENVIRON.items())))
-    written = CloudWritten("gs", StoreSettings(endpoint_url=google_server.url), deadline_s=1)
+    settings = StoreSettings(endpoint_url=google_server.url)
     large = bytes(LARGE_NBYTES + 1)
-    with written.proxy.running(), held_up(written.proxy, "PUT .*a if") as hold:
+    with Proxy(google_server.url).running() as proxy, held_up(proxy, "PUT .*a if") as hold:
+        written = CloudWritten("gs", settings, proxy, deadline_s=1)
         puts = (
             written.store.put(written.root.join(name), [large], expected=ABSENT) for name in "ab"
         )
@@ -364,34 +256,6 @@ async def test_key_that_obstore_changes_is_not_written(written: CloudWritten) ->
     assert written.proxy.seen == []
 
 
-@pytest.mark.parametrize("written", ["gs"], indirect=True)
-@pytest.mark.parametrize(
-    ("header", "named"),
-    [
-        ("x-goog-if-generation-match", "ignores x-goog-if-generation-match,"),
-        ("x-goog-meta-shardgate-writes", "keeps no metadata,"),
-    ],
-)
-async def test_server_without_conditions_is_refused(
-    written: CloudWritten, header: str, named: str
-) -> None:
-    """A server that ignores conditions or metadata raises UnwritableError at each probe.
-
-    A successful probe is not repeated, and none leaves an object.
-    """
-    written.proxy.hides = lambda _, name: name == header
-    for _ in range(2):
-        with pytest.raises(UnwritableError, match=named):
-            await written.store.verify_conditional_writes(written.root)
-
-    written.proxy.hides = lambda *_: False
-    await written.store.verify_conditional_writes(written.root)
-    asked = len(written.proxy.seen)
-    await written.store.verify_conditional_writes(written.root)  # which is known now
-    assert len(written.proxy.seen) == asked
-    assert await written.left() == []
-
-
 async def test_emulator_without_uploads_of_the_xml_api_is_refused(
     fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,32 +268,6 @@ async def test_emulator_without_uploads_of_the_xml_api_is_refused(
         with pytest.raises(StorageUnusableError, match="answered 400"):
             await store.verify_conditional_writes(root)
         assert [each async for each in store.list(root)] == []
-
-
-@pytest.mark.parametrize("mishap", [Mishap.ANSWER_LOST, Mishap.ERROR])
-async def test_probe_succeeds_despite_faults(written: CloudWritten, mishap: Mishap) -> None:
-    """A probe each fourth of whose requests fails succeeds."""
-    for first in range(4):
-        written.proxy.spoil(range(first, 1000, 4), mishap)
-        await written.store.verify_conditional_writes(written.root.join(f"{first}"))
-    assert await written.left() == []
-
-
-async def test_probe_of_a_cancelled_caller_leaves_nothing(written: CloudWritten) -> None:
-    """A probe whose caller is cancelled at any of its requests removes its object."""
-    await cancel_probes(written.store, written.root, written.proxy)
-
-    assert await written.left() == []
-
-
-async def test_missing_bucket_is_unusable(written: CloudWritten) -> None:
-    """A missing bucket raises StorageUnusableError."""
-    root = ObjectRef(f"{written.scheme}://no-such-bucket", "")
-
-    with pytest.raises(StorageUnusableError, match="bucket"):
-        await written.store.verify_conditional_writes(root)
-    with pytest.raises(StorageUnusableError, match="bucket"):
-        await written.store.put(root.join("key"), [b"1"], expected=ABSENT)
 
 
 def test_refusal_of_a_token_is_no_refusal_of_the_store() -> None:

@@ -3,9 +3,9 @@
 import json
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import aclosing
-from pathlib import Path
+from contextlib import aclosing, closing
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -20,32 +20,35 @@ from shardgate.storage.s3 import S3Store
 from shardgate.storage.s3_client import S3Client
 from shardgate.storage.s3_signing import S3Signer
 from shardgate.storage.s3_write import S3WriteOptions
-from tests.support.seaweedfs import SeaweedFS, own_ports, running
-from tests.support.storage.amazon import DOMAINS, HOSTS, REGION, Amazon
+from tests.support.seaweedfs import REGION, SeaweedFS
+from tests.support.storage.amazon import HOSTS, Amazon
 from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.reading import found, stat_of
 
 MIB: Final = 1024**2
-RIGHT: Final = f"test.s3.{REGION}.amazonaws.com"
-REF: Final = ObjectRef("s3://test", "a/key of ours")
+BUCKET: Final = "regional"
+RIGHT: Final = f"{BUCKET}.s3.{REGION}.amazonaws.com"
+WRONG: Final = f"{BUCKET}.s3.eu-west-1.amazonaws.com"
+ANY: Final = f"{BUCKET}.s3.amazonaws.com"
+"""Hosts of the bucket's region, of that of the settings, and of all regions."""
+REF: Final = ObjectRef(f"s3://{BUCKET}", "a/key of ours")
 _POLICY: Final = {
     "Effect": "Allow",
     "Principal": "*",
     "Action": ["s3:GetObject", "s3:ListBucket"],
-    "Resource": ["arn:aws:s3:::test", "arn:aws:s3:::test/*"],
+    "Resource": [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"],
 }
 type Attempt = Callable[[S3Store], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
-def bucket(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SeaweedFS]:
-    """Run SeaweedFS with a bucket that all may read, by the names of hosts of Amazon."""
-    folder = tmp_path_factory.mktemp("bucket")
-    port, listening = own_ports(folder)
-    ports = port, [*listening, f"-s3.domainName={','.join(DOMAINS)}"]
-    with running(weed, folder, ports) as server:
+def bucket(seaweedfs: SeaweedFS) -> Generator[SeaweedFS]:
+    """Make a bucket that all may read."""
+    port = urlsplit(seaweedfs.endpoint_url).port
+    with closing(SeaweedFS(port or 0, BUCKET)) as server:
         policy = json.dumps({"Version": "2012-10-17", "Statement": [_POLICY]})
-        server.client.put_bucket_policy(Bucket=server.bucket, Policy=policy)
+        server.client.create_bucket(Bucket=BUCKET)
+        server.client.put_bucket_policy(Bucket=BUCKET, Policy=policy)
         yield server
 
 
@@ -107,8 +110,10 @@ WRITES: Final[dict[str, Attempt]] = {
 }
 
 
-@pytest.mark.parametrize("anonymous", [False, True])
-@pytest.mark.parametrize("region", ["eu-west-1", None, "new"])
+@pytest.mark.parametrize(
+    ("region", "anonymous"),
+    [("eu-west-1", False), ("eu-west-1", True), (None, False), ("new", True)],
+)
 async def test_bucket_in_another_region_is_read(
     amazon: Amazon, region: str | None, *, anonymous: bool
 ) -> None:
@@ -127,7 +132,11 @@ async def test_bucket_in_another_region_is_read(
         assert refused <= 3  # a HEAD that gives no reason is repeated as a GET
         assert len(amazon.refused) == refused
         assert anonymous or {each.host for each in amazon.seen[-1:]} == {RIGHT}
-    assert amazon.looked_up <= {RIGHT, "test.s3.eu-west-1.amazonaws.com", "test.s3.amazonaws.com"}
+    assert amazon.looked_up <= {
+        RIGHT,
+        f"{BUCKET}.s3.eu-west-1.amazonaws.com",
+        f"{BUCKET}.s3.amazonaws.com",
+    }
 
 
 async def test_region_of_a_bucket_is_shared_by_reads_and_writes(
@@ -166,7 +175,7 @@ async def test_condition_of_a_redirected_write_holds_where_the_bucket_is(
 
     assert outcome is CONFLICT
     assert [each.status for each in amazon.seen if each.method == "PUT"] == [301, 412]
-    assert bucket.client.head_object(Bucket="test", Key=REF.key)["ContentLength"] == 4
+    assert bucket.client.head_object(Bucket=BUCKET, Key=REF.key)["ContentLength"] == 4
 
 
 async def test_delete_in_another_region_is_sent_there(amazon: Amazon, store: S3Store) -> None:
@@ -188,7 +197,7 @@ async def test_name_that_is_no_region_of_amazon_is_not_followed(
             with pytest.raises(StorageUnusableError, match="301"):
                 await attempt(store)
 
-    assert amazon.looked_up == {"test.s3.eu-west-1.amazonaws.com"}
+    assert amazon.looked_up == {WRONG}
 
 
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -196,7 +205,7 @@ async def test_configured_endpoint_is_kept_and_its_error_names_the_region(
     amazon: Amazon, monkeypatch: pytest.MonkeyPatch, *, by_environment: bool
 ) -> None:
     """A wrong region of a configured endpoint is an error with the right one and the settings."""
-    url = "https://test.s3.amazonaws.com"
+    url = f"https://{ANY}"
     if by_environment:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     made = settings(endpoint_url=None if by_environment else url)
@@ -206,7 +215,7 @@ async def test_configured_endpoint_is_kept_and_its_error_names_the_region(
             with pytest.raises(StorageUnusableError, match=reason):
                 await attempt(store)
 
-    assert amazon.looked_up == {"test.s3.amazonaws.com"}
+    assert amazon.looked_up == {ANY}
     assert {each.status for each in amazon.seen} == {400}
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import pytest
@@ -29,7 +29,7 @@ from tests.support.seaweedfs import SeaweedFS
 from tests.support.storage.faulty import LONGEST_S
 from tests.support.storage.listening import Handler, Listener
 from tests.support.storage.reading import found, stat_of
-from tests.support.storage.s3_objects import Written
+from tests.support.storage.written import S3Written
 
 OLD = bytes(range(256)) * 8
 MIN = 50
@@ -139,26 +139,31 @@ def test_parts_are_neither_many_nor_long() -> None:
     assert not any(isinstance(part, ByteRange) for part in sent_parts)
 
 
-class LargeObject(Written):
+class LargeObject(S3Written):
     """A large object whose version is *etag*."""
 
-    def __init__(self, server: SeaweedFS, **options: Any) -> None:
-        super().__init__(server, **options)
-        self.etag = self.put(LARGE)
+    etag: ETag
+
+    @classmethod
+    async def of(cls, server: SeaweedFS, **options: Any) -> Self:
+        """Store the object on *server*."""
+        made = cls(server, **options)
+        made.etag = await made.put(LARGE)
+        return made
 
     async def rewrite(self, pieces: list[Piece], expected: Expected) -> ETag:
         """Write *pieces*, and assert that the result has the returned ETag."""
         etag = await self.store.put(self.ref, pieces, expected=expected)
         assert not isinstance(etag, Conflict)
         assert (await found(self.store, self.ref)).etag == etag
-        assert self.left() == []
+        assert await self.left() == []
         return etag
 
 
 @pytest.fixture(params=["seaweedfs", "ministack"])
 async def large(request: pytest.FixtureRequest) -> AsyncGenerator[LargeObject]:
     """Make a large object on each server."""
-    made = LargeObject(request.getfixturevalue(request.param))
+    made = await LargeObject.of(request.getfixturevalue(request.param))
     yield made
     await made.store.aclose()
 
@@ -167,13 +172,13 @@ async def test_unchanged_parts_are_copied_by_the_server(large: LargeObject) -> N
     """A rewrite of a large object sends few bytes, and the server copies the rest."""
     first = await large.rewrite(CHANGES, large.etag)
 
-    assert large.seen() == (REWRITTEN, first)
+    assert await large.seen() == (REWRITTEN, first)
     (moved,) = large.notices
     assert moved.sent <= 5 * MIB + len(b"newindex")
     assert moved.fetched <= 5 * MIB
     assert moved.sent + moved.copied == len(REWRITTEN)
     second = await large.rewrite([ByteRange(0, len(REWRITTEN)), b"2"], first)
-    assert large.seen() == (REWRITTEN + b"2", second)
+    assert await large.seen() == (REWRITTEN + b"2", second)
     assert [each.copied > 0 for each in large.notices] == [True, True]
 
 
@@ -189,11 +194,11 @@ async def test_a_copy_has_the_headers_it_is_given(large: LargeObject) -> None:
 
 async def test_conflicting_rewrite_leaves_no_upload(large: LargeObject) -> None:
     """A rewrite of a large object that was replaced is CONFLICT, and leaves no upload."""
-    large.put(b"other")
+    await large.put(b"other")
 
     assert await large.store.put(large.ref, CHANGES, expected=large.etag) is CONFLICT
-    assert large.seen()[0] == b"other"
-    assert large.left() == []
+    assert (await large.seen())[0] == b"other"
+    assert await large.left() == []
 
 
 async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
@@ -206,8 +211,8 @@ async def test_one_of_many_rewrites_wins(large: LargeObject) -> None:
     )
 
     ((winner, etag),) = [each for each in enumerate(written) if each[1] is not CONFLICT]
-    assert large.seen() == (REWRITTEN + b"%d" % winner, etag)
-    assert large.left() == []
+    assert await large.seen() == (REWRITTEN + b"%d" % winner, etag)
+    assert await large.left() == []
 
 
 @pytest.mark.parametrize("large", ["seaweedfs"], indirect=True)
@@ -224,8 +229,8 @@ async def test_cancelled_rewrite_leaves_no_upload(large: LargeObject) -> None:
 
     if cleaning := asyncio.all_tasks() - {asyncio.current_task()}:  # nobody waits for it
         await asyncio.wait(cleaning)
-    assert large.seen()[0] in (LARGE, REWRITTEN)
-    assert large.left() == []
+    assert (await large.seen())[0] in (LARGE, REWRITTEN)
+    assert await large.left() == []
 
 
 @pytest.mark.parametrize("server", ["seaweedfs", "ministack"])
@@ -233,15 +238,16 @@ async def test_large_new_object_is_sent_in_parts(
     request: pytest.FixtureRequest, server: str
 ) -> None:
     """A large object is sent in parts without copying, and created in parts."""
-    large = LargeObject(request.getfixturevalue(server), copied_nbytes=2**40, whole_nbytes=16 * MIB)
+    limits = {"copied_nbytes": 2**40, "whole_nbytes": 16 * MIB}
+    large = await LargeObject.of(request.getfixturevalue(server), **limits)
     await large.rewrite(CHANGES, large.etag)
-    assert large.seen()[0] == REWRITTEN
+    assert (await large.seen())[0] == REWRITTEN
 
-    assert await large.store.put(large.ref, [LARGE, LARGE], expected=ABSENT) is CONFLICT
+    assert await large.store.put(large.ref, [LARGE], expected=ABSENT) is CONFLICT
     assert await large.store.delete(large.ref, expected=None)
-    await large.rewrite([LARGE, LARGE], ABSENT)
+    await large.rewrite([LARGE, b"more"], ABSENT)
 
-    assert large.seen()[0] == LARGE + LARGE
+    assert (await large.seen())[0] == LARGE + b"more"
     assert {each.copied for each in large.notices} == {0}
     await large.store.aclose()
 
@@ -254,25 +260,26 @@ async def test_small_object_is_sent_whole(large: LargeObject) -> None:
     assert large.notices == [WriteNotice(13, 10)]
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-@pytest.mark.parametrize("is_probe", [True, False])
-async def test_stale_temporary_objects_are_removed(
-    seaweedfs: SeaweedFS, *, is_old: bool, is_probe: bool
-) -> None:
-    """A rewrite, and the probe of a server, remove stale temporary objects and uploads."""
-    large = LargeObject(seaweedfs, stale_s=STALE_S if is_old else 60)
-    beside = large.root.prefix if is_probe else large.ref
+async def place_leftovers(large: LargeObject, beside: ObjectRef) -> None:
+    """Store a temporary object, and begin an upload, of a writer that has ended."""
     key = f"{beside.key}.shardgate-{uuid4().hex}"
-    seaweedfs.put(key, b"left")
-    seaweedfs.client.create_multipart_upload(Bucket=seaweedfs.bucket, Key=key)
+    large.server.put(key, b"left")
+    large.server.client.create_multipart_upload(Bucket=large.server.bucket, Key=key)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+async def test_stale_temporary_objects_are_removed(seaweedfs: SeaweedFS, *, is_old: bool) -> None:
+    """A rewrite, and the probe of a server, remove stale temporary objects and uploads."""
+    large = await LargeObject.of(seaweedfs, stale_s=STALE_S if is_old else 60)
+    for beside in (large.root.prefix, large.ref):
+        await place_leftovers(large, beside)
     await asyncio.sleep(STALE_S + 1 if is_old else 0)
 
-    if is_probe:
-        await large.store.verify_conditional_writes(large.root)
-    else:
-        await large.store.put(large.ref, CHANGES, expected=large.etag)
+    await large.store.verify_conditional_writes(large.root)
+    assert len(await large.left()) == (2 if is_old else 4)
+    await large.store.put(large.ref, CHANGES, expected=large.etag)
 
-    assert len(large.left()) == (0 if is_old else 2)
+    assert len(await large.left()) == (0 if is_old else 4)
     await large.store.aclose()
 
 

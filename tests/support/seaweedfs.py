@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import httpx
+import trustme
 from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
 from zarr.storage import ObjectStore
@@ -16,6 +17,9 @@ from shardgate.settings import DatasetSettings, StoreSettings
 from tests.support.clients.filling import open_boto3, open_obstore
 from tests.support.processes import free_ports, store_process
 
+REGION: Final = "eu-central-1"
+DOMAINS: Final = (f"s3.{REGION}.amazonaws.com", "s3.amazonaws.com")
+"""Hosts of Amazon; the servers know buckets also by names of hosts below them."""
 _SERVICES: Final = ("master", "volume", "filer", "s3", "admin")
 
 
@@ -28,6 +32,8 @@ class SeaweedFS:
 
     vacuum_url = ""
     """Where its master frees the space of removed objects."""
+    safe_url = ""
+    """Its S3 over TLS, if it has a certificate."""
 
     def __init__(self, port: int, bucket: str) -> None:
         self.endpoint_url = f"http://127.0.0.1:{port}"
@@ -108,12 +114,18 @@ class SeaweedFS:
 
 @contextmanager
 def running(
-    weed: Path, folder: Path, ports: tuple[int, Sequence[str]] | None = None
+    weed: Path,
+    folder: Path,
+    ports: tuple[int, Sequence[str]] | None = None,
+    certificate: trustme.LeafCert | None = None,
 ) -> Generator[SeaweedFS]:
     """Run the binary *weed* with its data in *folder*, and kill it at the end.
 
     A second run on the same ports, of `own_ports`, is the same server again.
     """
+    if certificate is not None:
+        certificate.private_key_pem.write_to_path(folder / "tls.key")
+        certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
     with ExitStack() as stack:
         for left in reversed(range(5)):
             try:
@@ -133,6 +145,8 @@ def _listening(weed: Path, folder: Path, ports: tuple[int, Sequence[str]]) -> Ge
     (master,) = (each for each in listening if each.startswith("-master.port="))
     server = SeaweedFS(port, "test")
     server.vacuum_url = f"http://127.0.0.1:{master.partition('=')[2]}/vol/vacuum"
+    for safe in (each for each in listening if each.startswith("-s3.port.https=")):
+        server.safe_url = f"https://127.0.0.1:{safe.partition('=')[2]}"
     command = [
         str(weed),
         f"-logdir={folder}",
@@ -146,6 +160,7 @@ def _listening(weed: Path, folder: Path, ports: tuple[int, Sequence[str]]) -> Ge
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         f"-bucket={server.bucket}",
+        f"-s3.domainName={','.join(DOMAINS)}",
         *listening,
     ]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | server.environ
@@ -168,11 +183,17 @@ def stored_in(
 
 
 def own_ports(folder: Path) -> tuple[int, list[str]]:
-    """Return the free port of S3, and the arguments with all free ports."""
+    """Return the free port of S3, and the arguments with all free ports.
+
+    The server speaks TLS too if its *folder* has a certificate.
+    """
     listen = dict(zip(_SERVICES, batched(free_ports(2 * len(_SERVICES)), 2), strict=True))
     arguments = [f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock"]
     for name, (http, grpc) in listen.items():
         arguments += [f"-{name}.port={http}", f"-{name}.port.grpc={grpc}"]
+    if (folder / "tls.key").exists():
+        arguments += [f"-s3.key.file={folder}/tls.key", f"-s3.cert.file={folder}/tls.crt"]
+        arguments += [f"-s3.port.https={free_ports(1)[0]}"]
     return listen["s3"][0], arguments
 
 

@@ -45,12 +45,6 @@ def _silent() -> None:
     icechunk.set_logs_filter("error")
 
 
-@pytest.fixture(params=["v1", "v2", pytest.param("migrated", marks=pytest.mark.soak)])
-def version(request: pytest.FixtureRequest) -> str:
-    """Return each version of repositories."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write repositories in each version, such as ``eventful/v2``.

@@ -218,7 +218,7 @@ def age(folder: Path) -> None:
 BRANCHES: Final = ("main", "one")
 CHUNKS: Final = 4
 """Number of chunks, few enough for frequent conflicts."""
-COMMITS: Final = 3
+COMMITS: Final = 2
 """Number of commits of each writer on each branch."""
 COMMITS_AS_SOAK: Final = 56
 

@@ -59,8 +59,10 @@ def client(following: str) -> Generator[httpx.Client]:
     ("following", "version"),
     [
         ("local", "migrated"),
-        ("remote", "v2"),
-        *(pytest.param("remote", name, marks=pytest.mark.soak) for name in ("v1", "migrated")),
+        *(
+            pytest.param("remote", name, marks=pytest.mark.soak)
+            for name in ("v1", "v2", "migrated")
+        ),
     ],
     indirect=["following"],
 )

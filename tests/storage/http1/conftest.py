@@ -20,6 +20,12 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave asyncio's own loop to soak runs: all tests of stores use the client on it."""
+    if isinstance(item, pytest.Function) and "[asyncio" in item.name:
+        item.add_marker(pytest.mark.soak)
+
+
 @pytest.fixture
 async def serve() -> AsyncGenerator[Serve]:
     """Start servers."""

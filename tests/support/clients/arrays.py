@@ -54,6 +54,13 @@ def _index() -> Iterator[Case]:
         codecs = [sharding(INNER, index=[codec, *checks], location=location)]
         name = f"index/{writer}_{location}_{endian}_{'crc' if checks else 'plain'}"
         yield Case(name, write, VALUES, SHARDS, codecs)
+    chains = {
+        "transposed": [transpose(1, 2, 3, 0), BIG, CRC],
+        "three_crcs": [LITTLE, CRC, CRC, CRC],
+    }
+    for name, index in chains.items():
+        codecs = [sharding(INNER, index=index)]
+        yield Case(f"index/zarr_{name}", by_zarr, VALUES, SHARDS, codecs)
 
 
 def _by_tensorstore_alone() -> Iterator[Case]:

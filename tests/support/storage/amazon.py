@@ -15,12 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.seaweedfs import SeaweedFS
+from tests.support.seaweedfs import REGION, SeaweedFS
 from tests.support.storage.listening import Handler, Listener
 
-REGION: Final = "eu-central-1"
-"""Where the bucket is."""
-DOMAINS: Final = (f"s3.{REGION}.amazonaws.com", "s3.amazonaws.com")
 HOSTS: Final = (
     "*.s3.amazonaws.com",
     *(f"*.s3.{each}.amazonaws.com" for each in (REGION, "eu-west-1")),

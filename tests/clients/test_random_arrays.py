@@ -45,7 +45,7 @@ def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
         yield taker
 
 
-@pytest.mark.parametrize("examples", [35, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=pytest.mark.soak)])
 def test_random_array_reads_and_writes_as_stored(taker: Taker, examples: int) -> None:
     """An array of any shape, grid, transposes, nesting and index reads as a library wrote it.
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -11,11 +10,7 @@ import icechunk
 import pytest
 import zarr
 
-from shardgate.auth.token_records import TokenRecord, TokenRecords
-from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
-from shardgate.storage.obstore import CloudStore
-from tests.support.clocks import Clock
 from tests.support.committing import Client, put_array, put_chunks, put_group
 from tests.support.faults.cloud_sites import CloudSite, cloud_site
 from tests.support.faults.sites import DEADLINE_S, killed
@@ -139,26 +134,6 @@ def test_library_and_gateway_lose_no_commit_of_one_another(site: CloudSite) -> N
     expected = {f"{who} {number}" for who in ("library", "gateway") for number in range(commits)}
     assert expected <= set(made)
     assert len(made) == 2 * commits + 2
-
-
-async def test_records_of_tokens_are_shared(site: CloudSite) -> None:
-    """A process lists, and ends, what another one has recorded in the bucket."""
-    clock = Clock(1_000_000.0)
-    expires_at = datetime.fromtimestamp(clock() + 60, UTC)
-    record = TokenRecord(token_id="one", datasets=["em"], expires_at=expires_at)
-    root = ObjectRef(f"{site.scheme}://bucket", f"{site.prefix}/tokens")
-    async with (
-        aclosing(CloudStore(site.scheme, site.settings)) as one,
-        aclosing(CloudStore(site.scheme, site.settings)) as other,
-    ):
-        here = TokenRecords(one, root, clock, clock)
-        there = TokenRecords(other, root, clock, clock)
-        await here.add("ada", record)
-        listed = [each.token_id for each in (await there.list("ada")).tokens]
-        await there.revoke("ada", "one")
-
-        assert listed == ["one"]
-        assert (await here.list("ada")).tokens == []
 
 
 @pytest.mark.parametrize("writers", [4, pytest.param(20, marks=pytest.mark.soak)])

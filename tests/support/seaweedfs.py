@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import httpx
+import obstore
 import trustme
 from botocore.exceptions import BotoCoreError, ClientError
 from obstore.store import S3Store
@@ -93,10 +94,11 @@ class SeaweedFS:
 
     def upload_folder(self, path: Path, prefix: str) -> None:
         """Store each file below *path* under its relative name below *prefix*."""
+        store = self.store(prefix.strip("/"))  # which takes a tenth of the time of boto3
         for file in sorted(path.rglob("*")):
             if file.is_file():
                 name = file.relative_to(path).as_posix()
-                self.put(f"{prefix.strip('/')}/{name}".lstrip("/"), file.read_bytes())
+                obstore.put(store, name, file.read_bytes(), use_multipart=False)
 
     def zarr_store(self, prefix: str) -> ObjectStore[S3Store]:
         """Return zarr-python's store of the objects below *prefix*."""

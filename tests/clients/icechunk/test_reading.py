@@ -54,7 +54,7 @@ REPOSITORIES: Final = (
 )
 USUAL: Final = {
     "local": ("placed/v2", "eventful/v1", "eventful/v2", "split/migrated", "history/v1"),
-    "remote": ("history/migrated",),
+    "remote": (),
 }
 """Repositories in each place; soak runs have all in both."""
 

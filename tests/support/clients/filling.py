@@ -1,11 +1,8 @@
-"""Clients of S3, and a writer of arrays that runs in processes with few imports."""
+"""Clients of S3, and stores of zarr-python over them."""
 
-from multiprocessing.synchronize import Barrier
 from typing import Any, Final
 
 import boto3
-import numpy as np
-import zarr
 from botocore.config import Config
 from obstore.store import S3Store
 from zarr.storage import FsspecStore, ObjectStore
@@ -70,23 +67,3 @@ def over_s3fs(url: str, path: str) -> Any:
 
 
 CLIENTS: Final = {"obstore": over_obstore, "s3fs": over_s3fs}
-
-
-def values(shape: tuple[int, ...]) -> Any:
-    """Return an array of distinct elements other than zero."""
-    return np.arange(1, np.prod(shape) + 1, dtype="u4").reshape(shape)
-
-
-def fill(client: str, url: str, path: str, start: Barrier, part: slice) -> None:
-    """Wait for all writers to start, then write *part* of the inner chunks, one at a time."""
-    array: Any = zarr.open_array(CLIENTS[client](url, path), mode="r+")
-    source = values(array.shape)
-    rows, columns = array.chunks
-    places = [
-        (slice(y, y + rows), slice(x, x + columns))
-        for y in range(0, array.shape[0], rows)
-        for x in range(0, array.shape[1], columns)
-    ]
-    start.wait()
-    for place in places[part]:
-        array[place] = source[place]

@@ -4,12 +4,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import icechunk
 import obstore
-import zarr
 
 from shardgate.settings import StoreSettings
 from shardgate.storage.obstore_client import open_client
@@ -82,10 +80,6 @@ class CloudSite:
     def read(self, name: str) -> dict[str, bytes | None]:
         """Read an array as zarr-python does from a copy of its objects."""
         return Lab(self.download()).read(name)
-
-    def attributes(self, name: str) -> dict[str, Any]:
-        """Return the attributes of an array."""
-        return dict(zarr.open_array(self.download() / name, mode="r").attrs)
 
     def names(self) -> list[str]:
         """Return the names of all objects below the prefix, also of unfinished ones."""

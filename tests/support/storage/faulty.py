@@ -5,6 +5,7 @@ server: the object ``key`` of ``bucket`` is ``/bucket/key``. It runs in threads 
 tests with or without an event loop can use it.
 """
 
+import gzip
 import hashlib
 import re
 import ssl
@@ -78,6 +79,10 @@ class Fault(Enum):
     WEAK_ETAG = "sends a weak ETag"
     CHUNKED = "announces no length"
     REPLACE = "replaces the object just before it answers"
+    SQUEEZE = "compresses what it sends by gzip, though it was not asked for"
+    CODED = "has the object stored with gzip, as its bytes are"
+    VARY = "says that its coding depends on what is asked for"
+    GZIP_ETAG = "has the ETag of Apache for what it compresses"
 
 
 def timeout_of(request: pytest.FixtureRequest) -> float:
@@ -264,6 +269,12 @@ class _Handler(Handler[FaultyServer]):
             headers["ETag"] = f"W/{tag}"
         if Fault.NO_ETAG in self.faults:
             del headers["ETag"]
+        if Fault.GZIP_ETAG in self.faults:
+            headers["ETag"] = f'{tag[:-1]}-gzip"'
+        if Fault.VARY in self.faults:
+            headers["Vary"] = "Origin, Accept-Encoding"
+        if Fault.CODED in self.faults:
+            headers["Content-Encoding"] = "gzip"
         return headers
 
     def _range(self, data: bytes, first: str, last: str, headers: dict[str, str]) -> None:
@@ -314,9 +325,17 @@ class _Handler(Handler[FaultyServer]):
         self._send(status, document.encode() if code else b"")
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        chunked = Fault.CHUNKED in self.faults and status == HTTPStatus.OK
+        is_success = status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT)
+        chunked = Fault.CHUNKED in self.faults and is_success
+        headers = headers or {}
+        if Fault.SQUEEZE in self.faults and is_success:
+            if self.command == "GET":
+                body = gzip.compress(body, 0)
+                headers["Content-Encoding"] = "gzip"
+            else:  # whose body is not compressed, and so its length is known
+                chunked = False
         self.send_response(status)
-        for name, value in (headers or {}).items():
+        for name, value in headers.items():
             self.send_header(name, value)
         if chunked:
             self.send_header("Transfer-Encoding", "chunked")

@@ -19,10 +19,10 @@ from shardgate.errors import (
     VersionChangedError,
 )
 from shardgate.model import ByteRange, ETag, ObjectRef
-from shardgate.storage.contract import ABSENT, CONFLICT, Listed
+from shardgate.storage.contract import ABSENT, CONFLICT, Listed, ObjectStore
 from shardgate.storage.memory import MemoryStore
 from shardgate.storage.wrappers import Call as TracedCall
-from shardgate.storage.wrappers import RetryingStore, RetryPolicy, TracedStore
+from shardgate.storage.wrappers import RetryingStore, RetryPolicy, StoreWrapper, TracedStore
 from tests.support.records import replaced
 
 REF = ObjectRef("memory://bucket", "key")
@@ -43,42 +43,22 @@ FINAL = [
 ]
 
 
-class FailingStore(MemoryStore):
+class FailingStore(StoreWrapper):
     """A store that raises the errors of a list, one a call, before it works."""
 
-    def __init__(self, errors: list[StorageError]) -> None:
-        super().__init__()
+    def __init__(self, errors: list[StorageError], memory: MemoryStore | None = None) -> None:
+        self.memory = memory or MemoryStore()
+        super().__init__(self.memory)
         self.errors = errors
-        self.etag = self.place(REF, b"data")
+        self.etag = self.memory.place(REF, b"data")
         self.calls = 0
 
-    def fail(self) -> None:
+    def store_of(self, ref: ObjectRef) -> ObjectStore:
         """Count a call, and raise the next error."""
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
-
-    async def get(self, *args: Any, **options: Any) -> Any:
-        """Fail first."""
-        self.fail()
-        return await super().get(*args, **options)
-
-    async def stat(self, ref: ObjectRef) -> Any:
-        """Fail first."""
-        self.fail()
-        return await super().stat(ref)
-
-    async def check_reachable(self, root: ObjectRef) -> None:
-        """Fail first."""
-        self.fail()
-
-    async def list(
-        self, prefix: ObjectRef, *, delimiter: str = "", after: str = ""
-    ) -> AsyncGenerator[Listed]:
-        """Fail first."""
-        self.fail()
-        async for each in super().list(prefix, delimiter=delimiter, after=after):
-            yield each
+        return super().store_of(ref)
 
 
 def retrying(inner: FailingStore, slept: list[float] | None = None) -> RetryingStore:
@@ -142,12 +122,7 @@ async def test_lasting_errors_are_raised(call: Call, errors: list[StorageError])
 
 async def test_writes_are_not_retried() -> None:
     """A failed write is not retried."""
-
-    class Lost(FailingStore):
-        async def put(self, *args: Any, **options: Any) -> Any:
-            self.fail()
-
-    inner = Lost(list(PASSING))
+    inner = FailingStore(list(PASSING))
     with pytest.raises(StorageError):
         await retrying(inner).put(REF, [b"1"], expected=None)
     assert inner.calls == 1
@@ -172,7 +147,7 @@ async def test_deadline_bounds_attempts_and_pauses() -> None:
 async def test_failed_listing_is_resumed(delimiter: str) -> None:
     """A listing that fails after every second name lists each once, in order."""
 
-    class Breaking(FailingStore):
+    class Breaking(MemoryStore):
         async def list(self, *args: Any, **options: Any) -> AsyncGenerator[Listed]:
             count = 0
             async for each in super().list(*args, **options):
@@ -181,12 +156,12 @@ async def test_failed_listing_is_resumed(delimiter: str) -> None:
                 count += 1
                 yield each
 
-    inner = Breaking([])
+    inner = Breaking()
     for name in ("a", "b/c", "b/d", "b0", "e/f", "g", "h/i"):
         inner.place(replaced(REF, key=name), b"data")
-    bucket = ObjectRef(REF.bucket, "")
+    bucket, store = ObjectRef(REF.bucket, ""), retrying(FailingStore([], inner))
 
-    found = [each.ref.key async for each in retrying(inner).list(bucket, delimiter=delimiter)]
+    found = [each.ref.key async for each in store.list(bucket, delimiter=delimiter)]
     whole = [each.ref.key async for each in MemoryStore.list(inner, bucket, delimiter=delimiter)]
     assert found == whole
     assert len(found) > 5

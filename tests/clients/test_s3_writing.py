@@ -352,7 +352,8 @@ def test_upload_part_copy_copies_the_source_or_its_range(copier: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bucket", "compress"), [("memory", "gzip"), ("s3", "br"), ("memory", "zstd")]
+    ("bucket", "compress"),
+    [("memory", "gzip"), ("s3", "br"), pytest.param("memory", "zstd", marks=pytest.mark.soak)],
 )
 def test_cloud_files_reads_its_own_objects(url: str, bucket: str, compress: str) -> None:
     """cloud-files reads its own compressed objects, ranges of others, and deletes them.

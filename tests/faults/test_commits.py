@@ -36,7 +36,7 @@ type Kind = type[Commit]
 
 NUMBERS: Final = count()
 USUAL: Final[dict[Kind, set[Mishap]]] = {
-    Commit: {Mishap.ANSWER_LOST, Mishap.CONFLICT},
+    Commit: {Mishap.CONFLICT},
     Session: {Mishap.ANSWER_LOST},
     Detached: {Mishap.ANSWER_LOST},
     Move: set(),

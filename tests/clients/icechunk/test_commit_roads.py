@@ -34,13 +34,15 @@ FEW: Final = Crowd(2, 3)
 MANY: Final = Crowd(16, 4, killed=4, is_service_killed=True)
 
 
-@pytest.mark.parametrize("road", ["library", "session"])
 @pytest.mark.parametrize(
-    ("site", "crowd"),
+    ("site", "crowd", "road"),
     [
-        ("folder", FEW),
-        pytest.param("folder", MANY, marks=pytest.mark.soak),
-        pytest.param("seaweedfs", MANY, marks=pytest.mark.soak),
+        ("folder", FEW, "library"),
+        *(
+            pytest.param(site, MANY, road, marks=pytest.mark.soak)
+            for site in ("folder", "seaweedfs")
+            for road in ("library", "session")
+        ),
     ],
 )
 def test_acknowledged_commits_of_many_processes_are_kept(

@@ -38,20 +38,7 @@ from tests.support.serving import serving
 
 cloudvolume: Any = Deferred("cloudvolume")
 
-IN_SEAWEEDFS: Final = ("bits/murmurhash3_x86_128_3_1_4", "holes/identity_raw", "scales/all")
 
-
-@pytest.mark.parametrize(
-    ("service", "volume"),
-    [
-        *(("local", name) for name in BY_NAME),
-        *(
-            pytest.param("remote", name, marks=() if name in IN_SEAWEEDFS else pytest.mark.soak)
-            for name in BY_NAME
-        ),
-    ],
-    indirect=True,
-)
 def test_chunks_equal_the_files_of_the_unsharded_twin(
     client: httpx.Client, written: Written, volume: Volume
 ) -> None:

@@ -17,7 +17,7 @@ from shardgate.formats.contract import LARGE_NBYTES
 from tests.support.clients.filling import KEYS
 from tests.support.clients.precomputed.cases import BY_NAME, pyramid
 from tests.support.clients.precomputed.reading import SKELETONS, opened, read_annotations
-from tests.support.clients.precomputed.segments import COLLECTIONS, IDS, LARGE_IDS, skeleton_bytes
+from tests.support.clients.precomputed.segments import IDS, LARGE_IDS, skeleton_bytes
 from tests.support.clients.precomputed.volumes import (
     IDENTITY,
     LOSSY,
@@ -79,9 +79,8 @@ def write_through(name: str, written: Written, taker: Taker, twin: Path) -> None
 
 
 USUAL: Final = (
-    "bits/identity_1_2_3", "bits/murmurhash3_x86_128_1_0_63",
-    "shards/identity_index_gzip_data_gzip", "grid/unequal_chunks", "grid/one_chunk",
-    "encoding/compressed_segmentation_uint32_1", "scales/all", "plain/cloudvolume",
+    "bits/murmurhash3_x86_128_1_0_63", "shards/identity_index_gzip_data_gzip",
+    "grid/one_chunk", "scales/all", "plain/cloudvolume",
 )  # fmt: skip
 """Volumes that differ in how a shard is written; soak runs have all."""
 
@@ -123,7 +122,9 @@ def test_skeletons_are_replaced_added_and_deleted(
         found.get(third)
 
 
-@pytest.mark.parametrize("name", COLLECTIONS)
+@pytest.mark.parametrize(
+    "name", ["boxes", *(pytest.param(n, marks=pytest.mark.soak) for n in ("points", "lines"))]
+)
 def test_annotations_are_replaced_and_deleted(
     written: Written, taker: Taker, tmp_path: Path, name: str
 ) -> None:
@@ -219,7 +220,7 @@ def files(taker: Taker) -> Generator[str]:
 @pytest.mark.parametrize(
     ("name", "compress"),
     [
-        ("shards/identity_index_gzip_data_gzip", None),
+        pytest.param("shards/identity_index_gzip_data_gzip", None, marks=pytest.mark.soak),
         ("shards/murmurhash3_x86_128_index_raw_data_gzip", "gzip"),
     ],
 )

@@ -139,6 +139,13 @@ VALUE: Final = bytes([5]) * 1024
 """A chunk of the arrays that :func:`create_array` makes."""
 
 
+@pytest.fixture
+def services(tmp_path: Path) -> Generator[Replicas]:
+    """Run two services in front of a repository in a folder."""
+    with replicas(new_place(tmp_path)) as services:
+        yield services
+
+
 def create_array(services: Replicas, **options: Any) -> None:
     """Commit an array `a` of two chunks by the library."""
     session = services.repo.writable_session("main")
@@ -147,65 +154,62 @@ def create_array(services: Replicas, **options: Any) -> None:
     session.commit("an array")
 
 
-def test_garbage_collection_spares_chunks_of_open_sessions(tmp_path: Path) -> None:
+def test_garbage_collection_spares_chunks_of_open_sessions(services: Replicas) -> None:
     """Garbage collection of files older than any session spares an open session's chunks."""
-    with replicas(new_place(tmp_path)) as services:
-        create_array(services)
-        session_id = services.begin()
-        assert services.put(session_id, "a/c/1", VALUE).status_code == 200
-        limit = datetime.now(UTC) - timedelta(days=8)
+    create_array(services)
+    session_id = services.begin()
+    assert services.put(session_id, "a/c/1", VALUE).status_code == 200
+    limit = datetime.now(UTC) - timedelta(days=8)
 
-        services.repo.expire_snapshots(limit)
-        services.repo.garbage_collect(limit)
+    services.repo.expire_snapshots(limit)
+    services.repo.garbage_collect(limit)
 
-        services.committed(session_id, at=1)
-        assert services.group()["a"][1024:].tobytes() == VALUE
+    services.committed(session_id, at=1)
+    assert services.group()["a"][1024:].tobytes() == VALUE
 
 
 def test_commit_of_collected_chunk_files_is_refused_until_they_are_written_again(
-    tmp_path: Path,
+    services: Replicas, tmp_path: Path
 ) -> None:
     """A commit whose chunk files garbage collection removed is 409, and names them; once the
     chunks are written again, the session is committed.
     """
-    with replicas(new_place(tmp_path)) as services:
-        create_array(services)
-        session_id = services.begin()
-        assert services.put(session_id, "a/c/1", VALUE).status_code == 200
-        services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
-        age(tmp_path)
+    create_array(services)
+    session_id = services.begin()
+    assert services.put(session_id, "a/c/1", VALUE).status_code == 200
+    services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
+    age(tmp_path)
 
-        refused = services.commit(session_id, at=1)
-        assert refused.status_code == 409
-        assert "/a: garbage collection has removed" in refused.json()["detail"]
-        assert "chunk [1] in chunks/" in refused.json()["detail"]
-        assert services.put(session_id, "a/c/1", VALUE).status_code == 200
-        services.committed(session_id)
-        assert services.group()["a"][1024:].tobytes() == VALUE
+    refused = services.commit(session_id, at=1)
+    assert refused.status_code == 409
+    assert "/a: garbage collection has removed" in refused.json()["detail"]
+    assert "chunk [1] in chunks/" in refused.json()["detail"]
+    assert services.put(session_id, "a/c/1", VALUE).status_code == 200
+    services.committed(session_id)
+    assert services.group()["a"][1024:].tobytes() == VALUE
 
 
-def test_lost_shard_of_a_session_is_written_in_another_session(tmp_path: Path) -> None:
+def test_lost_shard_of_a_session_is_written_in_another_session(
+    services: Replicas, tmp_path: Path
+) -> None:
     """Writes into a session's shard that garbage collection removed are 424, and the commit is 409,
     which asks for another session; the chunk is committed with that.
     """
-    with replicas(new_place(tmp_path)) as services:
-        create_array(services, shards=(2048,))
-        session_id, other_id = services.begin(), services.begin()
-        assert services.put(session_id, "a/c/1", VALUE).status_code == 200
-        services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
-        age(tmp_path)
+    create_array(services, shards=(2048,))
+    session_id, other_id = services.begin(), services.begin()
+    assert services.put(session_id, "a/c/1", VALUE).status_code == 200
+    services.repo.garbage_collect(datetime.now(UTC) + timedelta(hours=1))
+    age(tmp_path)
 
-        written = services.put(session_id, "a/c/0", VALUE, at=1)
-        assert (written.status_code, "missing or too short" in written.text) == (424, True)
-        assert services.delete(session_id, "a/c/1", at=1).status_code == 424
-        refused = services.commit(session_id)
-        assert refused.status_code == 409
-        assert refused.json()["detail"].endswith(
-            "write the chunks of these shards in another session"
-        )
-        assert services.put(other_id, "a/c/1", VALUE).status_code == 200
-        services.committed(other_id)
-        assert services.group()["a"][1024:].tobytes() == VALUE
+    written = services.put(session_id, "a/c/0", VALUE, at=1)
+    assert (written.status_code, "missing or too short" in written.text) == (424, True)
+    assert services.delete(session_id, "a/c/1", at=1).status_code == 424
+    refused = services.commit(session_id)
+    assert refused.status_code == 409
+    assert refused.json()["detail"].endswith("write the chunks of these shards in another session")
+    assert services.put(other_id, "a/c/1", VALUE).status_code == 200
+    services.committed(other_id)
+    assert services.group()["a"][1024:].tobytes() == VALUE
 
 
 def age(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Below `@sharded` arrays of repositories and sessions have the chunks that the library stores."""
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from tests.support.clients.reading import OPENERS, open_tensorstore
 from tests.support.clients.services import connect, sizes_of
 from tests.support.clients.writing import same
 from tests.support.deferred import Deferred
-from tests.support.sessions import replicas
+from tests.support.sessions import Replicas, replicas
 from tests.support.writable_repositories import new_place
 
 xarray: Any = Deferred("xarray")
@@ -66,80 +67,78 @@ def test_sharded_before_a_repository_means_its_refs(local: str) -> None:
         assert {"zarr.json" in page.text for page in pages} == {True}
 
 
-def test_clients_read_shards_of_a_ref(tmp_path: Path) -> None:
+@pytest.fixture
+def pair(tmp_path: Path) -> Generator[Replicas]:
+    """Serve an empty repository."""
+    with replicas(new_place(tmp_path)) as pair:
+        yield pair
+
+
+def commit_array(pair: Replicas, values: Any, shards: tuple[int, ...], **options: Any) -> None:
+    """Commit a sharded array by the library."""
+    session = pair.repo.writable_session("main")
+    group = zarr.open_group(session.store, mode="a")
+    group.create_array("a", data=values, shards=shards, compressors=None, **options)
+    session.commit("an array")
+
+
+def test_clients_read_shards_of_a_ref(pair: Replicas) -> None:
     """Each client reads an array of a branch by inner chunks and by shards."""
     values = np.arange(96, dtype="u2").reshape(8, 12)
-    with replicas(new_place(tmp_path, None)) as pair:
-        session = pair.repo.writable_session("main")
-        array = zarr.open_group(session.store, mode="a").create_array(
-            "a", shape=(8, 12), shards=(4, 6), chunks=(2, 3), dtype="u2", dimension_names=("y", "x")
-        )
-        array[...] = values
-        session.commit("an array")
-        for face in ("", "@sharded/"):
-            url = f"{pair.urls[0]}/data/@branch.main/{face}a"
-            same(xarray.open_zarr(url.removesuffix("/a"), consolidated=True)["a"].values, values)
-            same(open_tensorstore(url).read().result(), values)
-            for opener in OPENERS.values():
-                opened = opener(url)
-                assert opened.shards == ((4, 6) if face else None)
-                same(opened[...], values)
+    commit_array(pair, values, (4, 6), chunks=(2, 3), dimension_names=("y", "x"))
+    for face in ("", "@sharded/"):
+        url = f"{pair.urls[0]}/data/@branch.main/{face}a"
+        same(xarray.open_zarr(url.removesuffix("/a"), consolidated=True)["a"].values, values)
+        same(open_tensorstore(url).read().result(), values)
+        for opener in OPENERS.values():
+            opened = opener(url)
+            assert opened.shards == ((4, 6) if face else None)
+            same(opened[...], values)
 
 
-def test_session_has_both_faces_of_a_shard(tmp_path: Path) -> None:
+def test_session_has_both_faces_of_a_shard(pair: Replicas) -> None:
     """Writes of a session by inner chunks and by shards are seen in each other and committed."""
-    with replicas(new_place(tmp_path, None)) as pair:
-        session = pair.repo.writable_session("main")
-        zarr.open_group(session.store, mode="a").create_array(
-            "a", shape=(4,), shards=(4,), chunks=(2,), dtype="u1", compressors=None
-        )
-        session.commit("an array")
-        session_id = pair.begin()
-        shard = f"/data/@session.{session_id}/@sharded/a/c/0"
-        client = pair.clients[0]
-        assert pair.put(session_id, "a/c/0", b"\x01\x02").status_code == 200
-        assert pair.put(session_id, "a/c/1", b"\x03\x04").status_code == 200
-        read = client.get(shard)
-        changed = b"\x09" + read.content[1:]
-        blind = client.put(shard, content=changed)
-        put = client.put(shard, content=changed, headers={"if-match": read.headers["etag"]})
-        stale = client.put(shard, content=changed, headers={"if-match": read.headers["etag"]})
+    commit_array(pair, np.zeros(4, "u1"), (4,), chunks=(2,))
+    session_id = pair.begin()
+    shard = f"/data/@session.{session_id}/@sharded/a/c/0"
+    client = pair.clients[0]
+    assert pair.put(session_id, "a/c/0", b"\x01\x02").status_code == 200
+    assert pair.put(session_id, "a/c/1", b"\x03\x04").status_code == 200
+    read = client.get(shard)
+    changed = b"\x09" + read.content[1:]
+    known = {"if-match": read.headers["etag"]}
+    answers = [client.put(shard, content=changed, headers=each) for each in ({}, known, known)]
 
-        assert read.content[:4] == b"\x01\x02\x03\x04"
-        assert [blind.status_code, put.status_code, stale.status_code] == [428, 200, 412]
-        assert pair.get(session_id, "a/c/0").content == b"\x09\x02"
-        pair.committed(session_id)
-        store = pair.repo.readonly_session("main").store
-        same(zarr.open_array(store, path="a", mode="r")[...], np.array([9, 2, 3, 4], "u1"))
+    assert read.content[:4] == b"\x01\x02\x03\x04"
+    assert [each.status_code for each in answers] == [428, 200, 412]
+    assert pair.get(session_id, "a/c/0").content == b"\x09\x02"
+    pair.committed(session_id)
+    store = pair.repo.readonly_session("main").store
+    same(zarr.open_array(store, path="a", mode="r")[...], np.array([9, 2, 3, 4], "u1"))
 
 
-def test_session_behind_sharded_has_the_same_shards(tmp_path: Path) -> None:
+def test_session_behind_sharded_has_the_same_shards(pair: Replicas) -> None:
     """`@sharded` before a session names the shards that it names behind it, and needs a version."""
-    with replicas(new_place(tmp_path, None)) as pair:
-        session = pair.repo.writable_session("main")
-        zarr.open_group(session.store, mode="a").create_array(
-            "a", shape=(4,), shards=(4,), chunks=(2,), dtype="u1", compressors=None
-        )[:] = 7
-        session.commit("an array")
-        session_id = pair.begin()
-        client = pair.clients[0]
-        prefix = f"@sharded/@session.{session_id}/a/"
-        folder = f"/data/{prefix}"
-        inner = client.get(f"/data/@session.{session_id}/@sharded/a/c/0")
-        outer = client.get(f"{folder}c/0")
-        condition = {"if-match": outer.headers["etag"]}
-        blind = [
-            client.put(f"{folder}c/0", content=b"new"),
-            client.delete(f"{folder}c/0", headers={"if-match": "*"}),
-            client.delete("/data", params={"prefix": prefix}),
-        ]
-        body = f"<Delete><Object><Key>{prefix}c/0</Key></Object></Delete>"
-        deleted = client.post("/data?delete", content=body)
+    commit_array(pair, np.full(4, 7, "u1"), (4,), chunks=(2,))
+    session_id = pair.begin()
+    client = pair.clients[0]
+    prefix = f"@sharded/@session.{session_id}/a/"
+    folder = f"/data/{prefix}"
+    inner = client.get(f"/data/@session.{session_id}/@sharded/a/c/0")
+    outer = client.get(f"{folder}c/0")
+    condition = {"if-match": outer.headers["etag"]}
+    blind = [
+        client.put(f"{folder}c/0", content=b"new"),
+        client.delete(f"{folder}c/0", headers={"if-match": "*"}),
+        client.delete("/data", params={"prefix": prefix}),
+    ]
+    body = f"<Delete><Object><Key>{prefix}c/0</Key></Object></Delete>"
+    deleted = client.post("/data?delete", content=body)
 
-        assert (outer.content, outer.headers["etag"]) == (inner.content, inner.headers["etag"])
-        assert sizes_of(client, "data", prefix)["c/0"] == len(outer.content)
-        assert "zarr.json" in client.get(folder).text
-        assert [each.status_code for each in blind] == [428] * 3
-        assert "If-Match" in deleted.text
-        assert client.put(f"{folder}c/0", content=outer.content, headers=condition).is_success
-        assert pair.get(session_id, "a/c/1").content == b"\7\7"
+    assert (outer.content, outer.headers["etag"]) == (inner.content, inner.headers["etag"])
+    assert sizes_of(client, "data", prefix)["c/0"] == len(outer.content)
+    assert "zarr.json" in client.get(folder).text
+    assert [each.status_code for each in blind] == [428] * 3
+    assert "If-Match" in deleted.text
+    assert client.put(f"{folder}c/0", content=outer.content, headers=condition).is_success
+    assert pair.get(session_id, "a/c/1").content == b"\7\7"

@@ -180,7 +180,7 @@ def ministack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[MiniStack]:
     """Run a MiniStack with an empty bucket for the whole session."""
-    cache = request.config.cache
+    cache = getattr(request.config, "cache", None)  # which it lacks with -p no:cacheprovider
     folder = tmp_path_factory.mktemp("made") if cache is None else cache.mkdir("ministack")
     try:
         python = installed(folder)

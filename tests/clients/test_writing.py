@@ -260,8 +260,7 @@ OLD: Final = "document/endian"
 """A sharded array that neither reads, since both lack the codec's old name."""
 IN_FOLDER: Final = (
     "index/zarr_transposed", "index/zarr_three_crcs", "transpose/everywhere", "plain/v2",
-    "rectilinear/transpose", "after/gzip_after_nested", "inside/zstd_crc", "fill/nan",
-    "dtype/string", "document/defaults_left_out",
+    "rectilinear/transpose", "after/gzip_after_nested", "fill/nan", "dtype/string",
 )  # fmt: skip
 USUAL: Final = {"folder": IN_FOLDER, "remote": ("after/crc_after_both",)}
 STORED: Final = [

@@ -353,7 +353,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(2, 8), pytest.param(100, 40, marks=pytest.mark.soak)]
+    ("examples", "steps"), [(1, 10), pytest.param(100, 40, marks=pytest.mark.soak)]
 )
 def test_service_and_library_agree_with_a_model(lab: Lab, examples: int, steps: int) -> None:
     """After random commits, sessions and moves, service and library read what a model has."""

@@ -29,13 +29,14 @@ ARRAY: Final = "index/tensorstore_end_little_plain"
 
 
 @pytest.mark.parametrize("name", ["placed/v2", pytest.param("eventful/v1", marks=pytest.mark.soak)])
-def test_shards_of_every_ref_equal_those_of_the_library(
+def test_shards_of_every_snapshot_equal_those_of_the_library(
     local: str, bucket: Path, name: str
 ) -> None:
-    """Documents, shards and their listed sizes below a ref and `@sharded` are the library's."""
+    """Documents, shards and listed sizes of each snapshot below `@sharded` are the library's."""
     repo = icechunk.Repository.open(storage(bucket / name))
+    by_snapshot = {each[1].snapshot_id: each for each in refs_of(repo, bucket / name)}
     with connect(local) as client:
-        for ref, session in refs_of(repo, bucket / name):
+        for ref, session in by_snapshot.values():
             base = f"/bucket/{name}/{ref}/@sharded"
             sizes = dict[str, int]()
             for node in nodes_of(session):

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Barrier
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -165,7 +165,7 @@ def test_terminated_gateway_does_not_wait_for_idle_connections(folder: Folder) -
 
 def test_acknowledged_writes_survive_sigterm_under_load(folder: Folder) -> None:
     """Acknowledged writes survive SIGTERM to a gateway under load, which exits with 0."""
-    environ = of_dataset(folder.lab.url)
+    environ: dict[str, Any] = {**of_dataset(folder.lab.url)}
     with running("serve", **environ) as (gateway, (line,)), ThreadPoolExecutor(WRITERS) as pool:
         have_begun = Barrier(WRITERS + 1)
         base = f"{line.split()[0]}{folder.name}"

@@ -54,7 +54,7 @@ def _index() -> Iterator[Case]:
         codecs = [sharding(INNER, index=[codec, *checks], location=location)]
         name = f"index/{writer}_{location}_{endian}_{'crc' if checks else 'plain'}"
         yield Case(name, write, VALUES, SHARDS, codecs)
-    chains = {
+    chains: dict[str, list[Json]] = {
         "transposed": [transpose(1, 2, 3, 0), BIG, CRC],
         "three_crcs": [LITTLE, CRC, CRC, CRC],
     }

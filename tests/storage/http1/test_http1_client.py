@@ -107,14 +107,6 @@ async def test_a_request_that_the_server_may_have_processed_is_not_repeated(
     assert server.asked_on == asked_on
 
 
-async def test_refused_connection_raises_oserror(serve: Serve, client: HttpClient) -> None:
-    """A refused connection raises ConnectionRefusedError."""
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectionRefusedError):
-            await client.send("GET", RequestTarget(f"http://127.0.0.1:{unheard.getsockname()[1]}/"))
-
-
 @pytest.mark.parametrize("is_eager", [False, True])
 async def test_connections_are_bounded(serve: Serve, client: HttpClient, *, is_eager: bool) -> None:
     """Twenty concurrent requests are served by no more connections than the client allows."""

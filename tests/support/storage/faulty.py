@@ -19,12 +19,11 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 import pytest
 
 from shardgate.settings import StoreSettings
-from tests.support.storage.listening import Handler, Listener
+from tests.support.storage.listening import Handler, Listener, listing
 
 LONGEST_S: Final = 60.0
 """Much longer than a response takes on a busy machine."""
@@ -301,24 +300,15 @@ class _Handler(Handler[FaultyServer]):
         self._send(status, data[start : stop - short], headers)
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
-        prefix, delimiter = (query.get(each, [""])[0] for each in ("prefix", "delimiter"))
-        objects = self.server.owner.objects
-        keys = sorted(path[len(bucket) + 2 :] for path in objects if path.startswith(f"/{bucket}/"))
-        if not keys:
+        objects = {
+            path.removeprefix(f"/{bucket}/"): f"<Size>{len(data)}</Size>"
+            for path, data in self.server.owner.objects.items()
+            if path.startswith(f"/{bucket}/")
+        }
+        if not objects:
             self._refuse(404, "NoSuchBucket", "")
             return
-        contents, prefixes = "", dict[str, None]()
-        for key in keys:
-            name, rolled, _ = key.removeprefix(prefix).partition(delimiter or "\0")
-            if key.startswith(prefix) and rolled:
-                prefixes[f"{prefix}{name}{rolled}"] = None
-            elif key.startswith(prefix):
-                size = len(objects[f"/{bucket}/{key}"])
-                contents += f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size></Contents>"
-        for each in prefixes:
-            contents += f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
-        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
-        self._send(200, body.encode(), {"Content-Type": "application/xml"})
+        self._send(200, listing(objects, query), {"Content-Type": "application/xml"})
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         document = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"

@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
-from tests.support.storage.listening import Handler, Listener
+from tests.support.storage.listening import Handler, Listener, listing
 
 BUCKET = "bucket"
 
@@ -146,28 +145,14 @@ class _Handler(Handler[GoogleServer]):
             self._send(206, headers, found.data[start:stop])
 
     def _list(self, query: dict[str, list[str]]) -> None:
-        prefix, delimiter, after = (
-            query.get(name, [""])[0] for name in ("prefix", "delimiter", "start-after")
-        )
-        contents = ""
-        folders = dict[str, None]()
         with self.server.owner.lock:
             objects = dict(self.server.owner.objects)
-        for key in sorted(objects, key=str.encode):
-            if not key.startswith(prefix) or key <= after:
-                continue
-            name, rolled, _ = key.removeprefix(prefix).partition(delimiter or "\0")
-            if rolled:
-                folders[f"{prefix}{name}{rolled}"] = None
-                continue
-            contents += f"<Contents><Key>{escape(key)}</Key><ETag>{objects[key].etag}</ETag>"
-            contents += f"<Size>{len(objects[key].data)}</Size>"
-            modified = datetime.fromtimestamp(objects[key].generation / 1e6, UTC)
-            contents += f"<LastModified>{modified:%Y-%m-%dT%H:%M:%S.%fZ}</LastModified></Contents>"
-        for each in folders:
-            contents += f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
-        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
-        self._send(200, {"Content-Type": "application/xml"}, body.encode())
+        told = dict[str, str]()
+        for key, each in objects.items():
+            modified = datetime.fromtimestamp(each.generation / 1e6, UTC)
+            told[key] = f"<ETag>{each.etag}</ETag><Size>{len(each.data)}</Size>"
+            told[key] += f"<LastModified>{modified:%Y-%m-%dT%H:%M:%S.%fZ}</LastModified>"
+        self._send(200, {"Content-Type": "application/xml"}, listing(told, query))
 
     def _refuse(self, status: int, code: str) -> None:
         document = f"<Error><Code>{code}</Code><Message>no</Message></Error>"

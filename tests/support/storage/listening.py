@@ -4,9 +4,30 @@ import http.client
 import socket
 import struct
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.sax.saxutils import escape
+
+
+def listing(objects: Mapping[str, str], query: Mapping[str, list[str]]) -> bytes:
+    """Return S3's document of a listing, in which *objects* have what is told of each key."""
+    prefix, delimiter, after = (
+        query.get(name, [""])[0] for name in ("prefix", "delimiter", "start-after")
+    )
+    contents, folders = "", dict[str, None]()
+    for key in sorted(objects, key=str.encode):
+        if not key.startswith(prefix) or key <= after:
+            continue
+        name, rolled, _ = key.removeprefix(prefix).partition(delimiter or "\0")
+        if rolled:
+            folders[f"{prefix}{name}{rolled}"] = None
+        else:
+            contents += f"<Contents><Key>{escape(key)}</Key>{objects[key]}</Contents>"
+    for each in folders:
+        contents += f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
+    document = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+    return document.encode()
 
 
 class Listener[T](ThreadingHTTPServer):

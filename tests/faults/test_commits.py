@@ -164,6 +164,7 @@ class Crowd:
 
 @pytest.mark.parametrize(
     ("pattern", "nth", "count"),
+    # Before the swap the files of a train change nothing: soak runs kill after each of them.
     [
         pytest.param(SWAP, 0, LONE, id="first swap"),
         pytest.param(FILE % "manifests", 0, LONE, id="manifest", marks=soak),

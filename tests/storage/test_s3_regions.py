@@ -132,11 +132,7 @@ async def test_bucket_in_another_region_is_read(
         assert refused <= 3  # a HEAD that gives no reason is repeated as a GET
         assert len(amazon.refused) == refused
         assert anonymous or {each.host for each in amazon.seen[-1:]} == {RIGHT}
-    assert amazon.looked_up <= {
-        RIGHT,
-        f"{BUCKET}.s3.eu-west-1.amazonaws.com",
-        f"{BUCKET}.s3.amazonaws.com",
-    }
+    assert amazon.looked_up <= {RIGHT, WRONG, ANY}
 
 
 async def test_region_of_a_bucket_is_shared_by_reads_and_writes(

@@ -94,7 +94,7 @@ class SeaweedFS:
 
     def upload_folder(self, path: Path, prefix: str) -> None:
         """Store each file below *path* under its relative name below *prefix*."""
-        store = self.store(prefix.strip("/"))  # which takes a tenth of the time of boto3
+        store = self.store(prefix.strip("/"))  # by boto3 it takes four times as long
         for file in sorted(path.rglob("*")):
             if file.is_file():
                 name = file.relative_to(path).as_posix()

@@ -28,19 +28,34 @@ BODIES: Final[dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, Api]]:
+    """Serve a folder of repositories to everybody as an administrator."""
+    folder = tmp_path_factory.mktemp("bucket")
+    with serve(folder, writable=True, admin=("public",)) as api:
+        yield folder, api
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(bucket: tuple[Path, Api]) -> Place:
     """Create a repository with the library."""
-    made = new_place(tmp_path)
+    made = new_place(bucket[0])
     made.create()
     return made
 
 
 @pytest.fixture
-def opened(place: Place) -> Generator[Api]:
-    """Serve the repository to everybody as an administrator."""
-    with serve(place.folder, writable=True, admin=("public",)) as api:
-        yield api
+def opened(bucket: tuple[Path, Api], place: Place) -> Api:
+    """Return the control plane of the repository."""
+    return Api(bucket[1].client, place.folder.name)
+
+
+@pytest.fixture(scope="module")
+def unchanged(bucket: tuple[Path, Api]) -> tuple[Place, Api]:
+    """Create a repository for the tests whose requests are all refused."""
+    made = new_place(bucket[0])
+    made.create()
+    return made, Api(bucket[1].client, made.folder.name)
 
 
 def replace(opened: Api, route: str, body: Any) -> Any:
@@ -121,7 +136,7 @@ def test_locked_repository_admits_only_its_status(opened: Api, availability: str
 def test_session_of_an_offline_repository_is_not_read(opened: Api) -> None:
     """Keys of an open session are 503 while its repository is offline."""
     session_id = opened.do("POST", "/sessions", {}).json()["session_id"]
-    key = f"/repo/@session.{session_id}/zarr.json"
+    key = f"/repo/{opened.path}/@session.{session_id}/zarr.json"
     assert opened.client.put(key, content=GROUP).is_success
     assert opened.client.get(key).is_success
     replace(opened, "/status", {"availability": "offline"})
@@ -158,8 +173,9 @@ def test_flag_forbids_moves(place: Place, opened: Api) -> None:
         ("/flags", {"move_node": 0}),
     ],
 )
-def test_wrong_setting_is_refused(place: Place, opened: Api, route: str, body: Any) -> None:
+def test_wrong_setting_is_refused(unchanged: tuple[Place, Api], route: str, body: Any) -> None:
     """A wrong document is 400, and changes nothing."""
+    place, opened = unchanged
     before = by_library(place)
     assert opened.send("PUT", route, body, if_match="*").status_code == 400
     assert by_library(place) == before
@@ -213,14 +229,14 @@ def test_public_dataset_asks_its_admins_for_credentials(place: Place) -> None:
         assert client.get("/metrics").status_code == 200
 
 
-def test_version_1_has_no_settings(tmp_path: Path) -> None:
+def test_version_1_has_no_settings(bucket: tuple[Path, Api]) -> None:
     """Settings of a repository of version 1 are 404, and cannot be set."""
-    place = new_place(tmp_path)
+    place = new_place(bucket[0])
     icechunk.Repository.create(place.storage, spec_version=1)
-    with serve(place.folder, writable=True, admin=("public",)) as opened:
-        for route, body in BODIES.items():
-            assert opened.answer(route).status_code == 404
-            assert opened.send("PUT", route, body, if_match="*").status_code == 405
+    opened = Api(bucket[1].client, place.folder.name)
+    for route, body in BODIES.items():
+        assert opened.answer(route).status_code == 404
+        assert opened.send("PUT", route, body, if_match="*").status_code == 405
 
 
 def test_concurrent_changes_by_library_and_service_lose_nothing(
@@ -324,52 +340,52 @@ def contained(prefix: str | None, store: Any) -> Any:
     return {"virtual_chunk_containers": {"x": {"url_prefix": prefix, "store": store}}}
 
 
-def test_configuration_is_that_of_the_next_open_of_the_library(tmp_path: Path) -> None:
+def test_configuration_is_that_of_the_next_open_of_the_library(bucket: tuple[Path, Api]) -> None:
     """The library opens a repository with the configuration that was set, and others stay."""
-    place = new_place(tmp_path)
+    place = new_place(bucket[0])
     place.create(max_concurrent_requests=7)
-    with serve(place.folder, writable=True, admin=("public",)) as opened:
-        config = opened.tell("/config")["config"]
-        assert config["max_concurrent_requests"] == 7
-        stores = {
-            "s3://lab/": CONTAINER["store"],
-            "s3://other/a/": {"s3_compatible": CONTAINER["store"]["s3"]},
-            "tigris://lab/": {"tigris": CONTAINER["store"]["s3"]},
-            "gs://lab/": {"gcs": {"a": "b"}},
-            "az://lab/": {"azure": {"a": "b"}},
-            "https://lab/": {"http": {"a": "b"}},
-            "file:///data/": {"local_file_system": "/data"},
-        }
-        containers = {
-            prefix: CONTAINER | {"url_prefix": prefix, "store": store}
-            for prefix, store in stores.items()
-        }
-        wanted = config | {
-            "inline_chunk_threshold_bytes": 12,
-            "num_updates_per_repo_info_file": 3,
-            "compression": {"level": 5, "algorithm": "zstd"},
-            "virtual_chunk_containers": containers,
-            "manifest": {"splitting": sized("Any")},
-        }
-        replace(opened, "/config", {"config": wanted})
-        found = place.open().config
-        assert found.inline_chunk_threshold_bytes == 12
-        assert found.num_updates_per_repo_info_file == 3
-        assert found.max_concurrent_requests == 7
-        assert found.compression is not None
-        assert found.compression.level == 5
-        assert sorted(found.virtual_chunk_containers or ()) == sorted(containers)
-        assert "ConfigChanged" in str(next(iter(place.open().ops_log())).kind)
-        client = Client(opened, place)
-        client.commit(put_group("/"))
-        refused = opened.send("PUT", "/config", {"config": {}}, if_match="*")
-        assert refused.status_code == 400
-        assert "max_concurrent_requests" in refused.json()["detail"]
+    opened = Api(bucket[1].client, place.folder.name)
+    config = opened.tell("/config")["config"]
+    assert config["max_concurrent_requests"] == 7
+    stores = {
+        "s3://lab/": CONTAINER["store"],
+        "s3://other/a/": {"s3_compatible": CONTAINER["store"]["s3"]},
+        "tigris://lab/": {"tigris": CONTAINER["store"]["s3"]},
+        "gs://lab/": {"gcs": {"a": "b"}},
+        "az://lab/": {"azure": {"a": "b"}},
+        "https://lab/": {"http": {"a": "b"}},
+        "file:///data/": {"local_file_system": "/data"},
+    }
+    containers = {
+        prefix: CONTAINER | {"url_prefix": prefix, "store": store}
+        for prefix, store in stores.items()
+    }
+    wanted = config | {
+        "inline_chunk_threshold_bytes": 12,
+        "num_updates_per_repo_info_file": 3,
+        "compression": {"level": 5, "algorithm": "zstd"},
+        "virtual_chunk_containers": containers,
+        "manifest": {"splitting": sized("Any")},
+    }
+    replace(opened, "/config", {"config": wanted})
+    found = place.open().config
+    assert found.inline_chunk_threshold_bytes == 12
+    assert found.num_updates_per_repo_info_file == 3
+    assert found.max_concurrent_requests == 7
+    assert found.compression is not None
+    assert found.compression.level == 5
+    assert sorted(found.virtual_chunk_containers or ()) == sorted(containers)
+    assert "ConfigChanged" in str(next(iter(place.open().ops_log())).kind)
+    client = Client(opened, place)
+    client.commit(put_group("/"))
+    refused = opened.send("PUT", "/config", {"config": {}}, if_match="*")
+    assert refused.status_code == 400
+    assert "max_concurrent_requests" in refused.json()["detail"]
 
 
-def test_members_of_other_forms_are_read_and_sent_back(tmp_path: Path) -> None:
+def test_members_of_other_forms_are_read_and_sent_back(bucket: tuple[Path, Api]) -> None:
     """What the library wrote in a form that the service does not write can be sent back."""
-    place = new_place(tmp_path)
+    place = new_place(bucket[0])
     config = icechunk.RepositoryConfig()
     store = icechunk.http_store({"a": "b"}, headers={"c": "d"})
     config.set_virtual_chunk_container(icechunk.VirtualChunkContainer("https://lab/", store))
@@ -383,16 +399,16 @@ def test_members_of_other_forms_are_read_and_sent_back(tmp_path: Path) -> None:
         )
     )
     icechunk.Repository.create(place.storage, config=config)
-    with serve(place.folder, writable=True, admin=("public",)) as opened:
-        stored = opened.tell("/config")["config"]
-        containers = stored["virtual_chunk_containers"] | {"s3://lab/": CONTAINER}
-        replace(opened, "/config", {"config": stored | {"virtual_chunk_containers": containers}})
-        assert sorted(place.open().config.virtual_chunk_containers or ()) == sorted(containers)
+    opened = Api(bucket[1].client, place.folder.name)
+    stored = opened.tell("/config")["config"]
+    containers = stored["virtual_chunk_containers"] | {"s3://lab/": CONTAINER}
+    replace(opened, "/config", {"config": stored | {"virtual_chunk_containers": containers}})
+    assert sorted(place.open().config.virtual_chunk_containers or ()) == sorted(containers)
 
-        odd = containers["https://lab/"]["store"] | {"gcs": {}}
-        containers["https://lab/"] |= {"store": odd}
-        body = {"config": stored | {"virtual_chunk_containers": containers}}
-        assert opened.send("PUT", "/config", body, if_match="*").status_code == 400
+    odd = containers["https://lab/"]["store"] | {"gcs": {}}
+    containers["https://lab/"] |= {"store": odd}
+    body = {"config": stored | {"virtual_chunk_containers": containers}}
+    assert opened.send("PUT", "/config", body, if_match="*").status_code == 400
 
 
 def test_configuration_of_many_containers_is_replaced(place: Place, opened: Api) -> None:
@@ -441,9 +457,10 @@ def test_repository_gets_back_the_defaults_of_the_library(place: Place, opened: 
     ],
 )
 def test_configuration_that_the_library_may_not_read_is_refused(
-    place: Place, opened: Api, config: Any
+    unchanged: tuple[Place, Api], config: Any
 ) -> None:
     """A configuration of other types, or of members that only the library sets, is 400."""
+    place, opened = unchanged
     before = opened.answer("/config").headers["etag"]
     assert opened.send("PUT", "/config", {"config": config}, if_match="*").status_code == 400
     assert opened.answer("/config").headers["etag"] == before

@@ -76,10 +76,7 @@ def test_unsupported_method_gets_405_with_those_of_the_path(
 
 
 def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
-    """A dataset is described by its arrays with shape, chunks and shards, and its damaged nodes.
-
-    Pages put together equal the whole list; one with fewer arrays is not all, and has no reason.
-    """
+    """A dataset is described by its arrays and damaged nodes; pages equal the whole list."""
     told = client.get("/api/datasets/em").json()
     first = client.get("/api/datasets/em?limit=2").json()
     second = client.get(f"/api/datasets/em?limit=2&after={first['next']}").json()
@@ -109,10 +106,7 @@ def test_a_dataset_is_described_in_pages(client: httpx.Client) -> None:
 def test_errors_are_problem_documents(
     client: httpx.Client, method: str, path: str, status: int, said: str
 ) -> None:
-    """Errors are `application/problem+json` with their members (RFC 9457).
-
-    A dataset whose root is missing answers 503 with Retry-After, as 404 would mean fill values.
-    """
+    """Errors are problem documents (RFC 9457), 503 with Retry-After for a root that is missing."""
     answer = client.request(method, path)
 
     assert answer.status_code == status
@@ -134,9 +128,7 @@ def test_service_with_an_unreachable_root_is_not_ready(client: httpx.Client) -> 
 
 
 def test_openapi_describes_each_route(client: httpx.Client) -> None:
-    """Each route in OpenAPI has a section, a summary, a description, a model of its response, and
-    problems.
-    """
+    """Each route in OpenAPI has a section, a summary, a description, a model and problems."""
     paths = client.get("/openapi.json").json()["paths"]
     routes = [
         operation
@@ -162,10 +154,7 @@ def test_openapi_describes_each_route(client: httpx.Client) -> None:
 
 
 def test_docs_need_no_other_server(client: httpx.Client) -> None:
-    """`/docs` loads its script and style from the service itself, and nothing from elsewhere.
-
-    It runs these and its inline script only, and no page can frame it.
-    """
+    """`/docs` loads and runs what the service itself has, and no page can frame it."""
     page = client.get("/docs")
     [script] = re.findall("<script>(.*?)</script>", page.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -72,9 +72,7 @@ def test_commit_is_read_by_the_library(client: Client) -> None:
 
 @pytest.mark.parametrize(("policy", "value"), [("ours", 1), ("theirs", 9)])
 def test_chunk_conflict_is_reported_or_resolved(client: Client, policy: str, value: int) -> None:
-    """A commit to chunks that another commit changed fails with 409, unless `on_conflict` resolves
-    it. A commit whose changes do not conflict is rebased, and records the rebase.
-    """
+    """A commit to changed chunks is 409 unless `on_conflict` resolves it; others are rebased."""
     parent = client.tip
     theirs = client.library_commit("theirs", "a", 9)
     change = put_chunks("/a", client.chunk(), [0, 1])
@@ -101,10 +99,7 @@ def test_chunk_conflict_is_reported_or_resolved(client: Client, policy: str, val
 
 
 def test_only_the_last_commit_can_be_amended(client: Client) -> None:
-    """Amending a commit that is not the tip, is the initial one or moved nodes fails with 409.
-
-    So does a commit whose parent is no longer in the history.
-    """
+    """Amending anything but a tip that moves no nodes is 409; so is a parent out of the history."""
     parent = client.tip
     moving = client.repo.rearrange_session("main")
     moving.move("/g", "/h")
@@ -163,9 +158,7 @@ def test_detached_snapshot_is_read_by_the_library(client: Client) -> None:
 
 
 def test_commit_with_an_idempotency_key_is_made_once(client: Client) -> None:
-    """A repeated commit with the same idempotency key returns the first result, and another commit
-    with that key fails with 409. An empty commit fails with 400 without `allow_empty`.
-    """
+    """A key stands for one commit and its result; an empty commit has to be meant."""
     change = put_chunks("/a", client.chunk(), [0, 0])
     answers = [client.ask(change, key="k1").json() for _ in range(3)]
 
@@ -186,10 +179,7 @@ def test_commit_with_an_idempotency_key_is_made_once(client: Client) -> None:
 
 
 def test_commit_in_lines_is_one_commit(client: Client) -> None:
-    """A body of JSON lines is one commit of the options in its first line and all its changes.
-
-    Empty lines change nothing, and count in the number of a wrong line.
-    """
+    """JSON lines are one commit; empty ones count in the number of a wrong one."""
     chunk_id = client.chunk()
     options = json.dumps({"message": "lines", "parent_id": client.tip})
     changes = [json.dumps(put_chunks("/a", chunk_id, [at, at])) for at in range(2)]
@@ -325,10 +315,7 @@ def test_unreadable_file_is_not_written(tmp_path: Path) -> None:
 
 
 def test_bodies_are_checked_before_reading(unchanged: Client) -> None:
-    """A body without a length fails with 411, one too long with 413, an invalid one with 400.
-
-    For JSON of more than 2 MiB the detail names `application/x-ndjson`.
-    """
+    """A body without a length is 411, one too long 413, an invalid one 400, a coded one 415."""
     assert unchanged.post("/chunks", content=b"").status_code == 400
     assert unchanged.post("/chunks", content=iter([b"abc"])).status_code == 411
     for body in (b"{", b"[]"):
@@ -345,16 +332,14 @@ def _announce(client: Client, route: str, nbytes: int) -> int:
     """Announce a body of *nbytes*, send none, and return the status."""
     connection = HTTPConnection(client.api.client.base_url.netloc.decode(), timeout=20)
     url = f"/api/datasets/repo{route}?path={client.api.path}"
+    headers = {"content-length": str(nbytes), "expect": "100-continue"}
     with closing(connection):
-        connection.request("POST", url, headers={"content-length": str(nbytes)})
+        connection.request("POST", url, headers=headers)
         return connection.getresponse().status
 
 
 def test_virtual_reference_needs_prefix_and_container(tmp_path: Path) -> None:
-    """A virtual reference is accepted below an allowed prefix and in a virtual chunk container.
-
-    Any other location fails with 403, and an invalid one with 400.
-    """
+    """A virtual reference outside of allowed prefixes and containers is 403, an invalid one 400."""
     archive, beside = tmp_path / "archive", tmp_path / "beside"
     for folder in (archive, beside, tmp_path / "secret"):
         folder.mkdir()

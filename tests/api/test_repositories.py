@@ -68,10 +68,7 @@ def young(
 
 
 def test_refs_equal_those_of_the_library(written: Written, api: Api) -> None:
-    """Branches, ordered by name, and tags have the snapshots that the icechunk library returns.
-
-    Pages of them put together equal the whole list.
-    """
+    """Branches and tags, in pages ordered by name, are those of the icechunk library."""
     repo, branches = written.repo, api.tell("/branches")["branches"]
 
     assert api.pages("/branches", "branches", limit=1) == branches
@@ -108,9 +105,7 @@ def _listed(written: Written) -> dict[str, Any] | None:
 
 
 def test_operations_equal_those_of_the_library(written: Written, api: Api) -> None:
-    """The operation log, read in pages across backups of `repo`, is the one that the library
-    returns. A repository of version 1 has none, and answers 404.
-    """
+    """The operation log, across backups of `repo`, is the library's; version 1 has none: 404."""
     if _listed(written) is None:
         answer = api.answer("/operations")
         assert (answer.status_code, "version 1" in answer.json()["detail"]) == (404, True)
@@ -122,10 +117,7 @@ def test_operations_equal_those_of_the_library(written: Written, api: Api) -> No
 def test_differences_equal_those_of_the_library(
     request: pytest.FixtureRequest, written: Written, api: Api
 ) -> None:
-    """Every snapshot is compared with the tip as by the library, in both versions of the format.
-
-    Expiry drops logs in version 1: differences that lack them are 424.
-    """
+    """Snapshots differ from the tip as for the library; without a log they are 424."""
     tip, *ancestors = written.snapshots
     if request.node.callspec.params["written"] == "version-1-expired":
         assert ancestors.pop() == ROOT_ID
@@ -137,9 +129,7 @@ def test_differences_equal_those_of_the_library(
 
 
 def test_differences_of_other_versions_are_refused(tmp_path: Path) -> None:
-    """A version that is no ancestor, and a page that does not exist, are 400; a log that is gone
-    is damage. A page after the first is of the snapshots of the first.
-    """
+    """Versions that are no ancestors, and wrong pages, are 400; a lost log is 424."""
     written = plain(create(tmp_path))
     tip, *_, root = written.snapshots
     with serve(tmp_path) as api:
@@ -187,10 +177,7 @@ def test_operation_fields_follow_the_specification(tmp_path: Path) -> None:
 
 
 def test_pages_of_operations_are_stable(tmp_path: Path) -> None:
-    """Operations that are added between two pages are in neither; none is lost or repeated.
-
-    `after` also accepts a time.
-    """
+    """Operations that are added between pages are in neither; `after` also accepts a time."""
     written = plain(create(tmp_path))
     with serve(tmp_path) as api:
         whole = api.tell("/operations", limit=1000)["operations"]
@@ -207,9 +194,7 @@ def test_pages_of_operations_are_stable(tmp_path: Path) -> None:
 
 
 def test_time_after_which_operations_are_listed_has_any_offset(tmp_path: Path) -> None:
-    """A time without an offset is in UTC, and one with another is the same moment, also on the
-    pages that follow.
-    """
+    """A time without an offset is in UTC, also on the pages that follow."""
     storage = icechunk.local_filesystem_storage(str(tmp_path))
     config = icechunk.RepositoryConfig(num_updates_per_repo_info_file=1)
     repo = icechunk.Repository.create(storage, config=config)
@@ -395,10 +380,7 @@ def test_missing_parent_in_a_history_of_version_1_is_damage(tmp_path: Path) -> N
 
 
 def test_invalid_history_is_damage(tmp_path: Path) -> None:
-    """Snapshots with invalid parents and logs whose times fall answer 424.
-
-    An operation of an unknown kind is listed with its number.
-    """
+    """Invalid parents and falling times are 424; an unknown operation is listed by its number."""
     falling = Repo(updates=(update(13, {}, at=NOON), update(1, {}, at=NOON + 1)))
     with serve(tmp_path) as api:
         for repo, route in (

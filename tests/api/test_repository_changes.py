@@ -46,10 +46,7 @@ def tip(place: Place) -> str:
 
 @pytest.mark.parametrize("kind", ["branches", "tags"])
 def test_refs_are_created_moved_and_deleted(served: Served, kind: str) -> None:
-    """Branches and tags that are created, moved or deleted are so for the library too.
-
-    The name of a deleted tag cannot be used again, and fails with 409.
-    """
+    """Refs change for the library as well; the name of a deleted tag is 409 ever after."""
     place, opened = served
 
     def found(name: str) -> str | None:
@@ -234,9 +231,7 @@ def test_one_of_concurrent_creators_wins(empty: Place) -> None:
 
 
 def test_repository_is_created_in_an_empty_folder_only(tmp_path: Path) -> None:
-    """Creating a repository fails over other objects, in a dataset of another format, in one that
-    is not writable, and over a damaged file of an interrupted creation, whose others are used.
-    """
+    """A repository is created where nothing is but sound files of an interrupted creation."""
     statuses = {"full": 409, "zarr": 409, "fixed": 405, "damaged": 424, "left": 201, "none": 404}
     places = {name: Place(tmp_path / name) for name in statuses if name != "none"}
     other = new_place(tmp_path)

@@ -32,10 +32,7 @@ def known_until(until_s: float) -> Callable[[str], Awaitable[Identity]]:
 
 
 async def test_token_is_asked_of_each_issuer_once() -> None:
-    """Issuers are asked in turn until one knows the token.
-
-    The result is cached until the token expires.
-    """
+    """Issuers are asked in turn until one knows the token, which is cached until it expires."""
     asked = []
 
     async def never(token: str) -> Identity | None:
@@ -120,10 +117,7 @@ async def test_reader_is_cached_while_the_token_is_valid(monkeypatch: pytest.Mon
 
 
 async def test_refused_reader_is_not_cached() -> None:
-    """No reader is cached for a caller without rights or with another Host.
-
-    A header that looks like a path with a token does not match that token.
-    """
+    """No reader is cached without rights, by another Host, or for a header like a path."""
     authenticator = await authenticator_of()
     assert cached(authenticator, reader="bob") is None
     assert cached(authenticator, host=b"evil.example") is None

@@ -236,9 +236,7 @@ def refusal(kind: str, use: Use, token: str) -> str:
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("kind", OWN)
 def test_token_of_the_version_before_is_accepted(lab: Lab, kind: str, version: int) -> None:
-    """A token with the key of its kind, in this version or the one before, is accepted until it
-    expires.
-    """
+    """A token with the key of this version or the one before is accepted until it expires."""
     valid = open_new(lab, kind)
     key = OWN[kind].keys[version]
     refusal(kind, valid.use, valid.spell({"exp": int(time.time()) - 1}, key=key))
@@ -422,9 +420,7 @@ WRONG: Final[Sequence[tuple[str, Build]]] = [
 def test_wrong_token_of_an_issuer_is_refused(
     lab: Lab, kind: str, reason: str, build: Build
 ) -> None:
-    """A token that no key of the issuer has signed, or with invalid times, audience or subject, is
-    refused, and no key is read that it names.
-    """
+    """A wrong signature, time, audience or subject is refused; no key that it names is read."""
     valid = open_known(lab, kind)
 
     assert reason in refusal(kind, valid.use, build(valid))

@@ -88,10 +88,7 @@ async def test_claims_are_granted(issuer: Issuer, issuers: Issuers) -> None:
 async def test_valid_token_is_accepted(
     issuer: Issuer, issuers: Issuers, claims: dict[str, Any], kind: str | None
 ) -> None:
-    """A token of a type of RFC 7519 or 9068 is accepted if its times and audience are valid.
-
-    Times may be text and differ by the leeway, and a long-lived token is checked again.
-    """
+    """A token (RFC 7519, 9068) is accepted with valid times, within the leeway, and audience."""
     now = int(time.time())
     at = {k: now + v if isinstance(v, int) else v for k, v in claims.items()}
     known = await issuers.identify(issuer.sign(at, header={"typ": kind}))
@@ -145,10 +142,7 @@ async def test_token_of_another_issuer_is_unknown(issuers: Issuers, token: str) 
 
 
 async def test_issuers_do_not_speak_for_each_other(issuer: Issuer) -> None:
-    """A token that names one issuer and is signed by another is refused.
-
-    An issuer's URL with an additional slash is another issuer.
-    """
+    """A token of one issuer that another has signed is refused; with a slash more it is another."""
     async with aclosing(Issuers({"sso": issuer.settings})) as issuers:
         assert "has a slash at the end" in await refusal(
             issuers, issuer.sign({"iss": f"{issuer.url}/"})
@@ -202,11 +196,7 @@ CLAIMS: dict[str, Any] = {
     ],
 )
 def test_claim_values_are_granted(name: str, values: set[str]) -> None:
-    """Strings of a claim are granted, and keys of one that is an object, unless their value is
-    empty; only scopes are split at spaces.
-
-    A dotted name is a path, unless a claim has the whole name.
-    """
+    """Strings and keys of a claim are granted, scopes by words; a dotted name is a path."""
     groups = {"group=lab", "group=data team"}
     assert grants("sso", CLAIMS, [name]) == {
         *("public", *(f"sso:{value}" for value in values | groups))
@@ -246,9 +236,7 @@ def test_groups_and_addresses_are_told_from_other_claims(
 async def test_verified_address_is_granted(
     verified: object, *, is_granted: bool, is_granted_if_assumed: bool
 ) -> None:
-    """An address is granted if it is verified, or if the issuer does not say and the settings
-    assume that of it.
-    """
+    """An address is granted if it is verified, or if the settings assume that."""
     claims = {"sub": "ada", "email": "ada@a.example", "email_verified": verified}
     settings = {
         "claim": IssuerSettings(url="https://claim.example", audience="a"),

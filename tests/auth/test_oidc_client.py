@@ -66,9 +66,7 @@ async def test_secrets_of_attempts_are_long_and_distinct() -> None:
 async def test_client_names_itself_as_the_issuer_wants_it(
     provider: Provider, method: str, changes: dict[str, Any]
 ) -> None:
-    """The secret is sent in a header, or in the form to an issuer that takes no header; a client
-    without one names itself in the form, and is protected by PKCE alone.
-    """
+    """The secret is sent in a header or in the form; without one the form has the client."""
     provider.auth_method = method
     provider.extra = {"token_endpoint_auth_methods_supported": [method]}
     async with open_flow(provider, **changes) as flow:
@@ -108,9 +106,7 @@ async def test_scopes_are_asked_for(provider: Provider) -> None:
 async def test_person_is_chosen_as_the_issuer_can(
     provider: Provider, supported: list[str] | None, prompt: str
 ) -> None:
-    """A sign-in as somebody else asks for the choice of an account, or for a new login where the
-    issuer knows no choice.
-    """
+    """Somebody else signs in by the choice of an account, or by a login where it is unknown."""
     provider.extra = {"prompt_values_supported": supported}
     async with open_flow(provider) as flow:
         urls = [
@@ -141,9 +137,7 @@ async def test_person_is_chosen_as_the_issuer_can(
     ],
 )
 def test_refused_prompt_is_followed_by_a_login(prompt: str, error: str, following: str) -> None:
-    """An issuer that refuses the choice of an account, or wants to be told to ask the person, is
-    asked with `login`, once; a refusal or fault that comes from neither is final.
-    """
+    """A prompt that the issuer refuses is followed by `login`, once; other refusals are final."""
     assert next_prompt(prompt, error) == following
 
 
@@ -186,9 +180,7 @@ async def test_claims_are_those_of_the_userinfo_endpoint(provider: Provider) -> 
 async def test_issuer_without_the_wanted_userinfo_is_refused(
     provider: Provider, name: str, value: object, error: type[Exception], reason: str
 ) -> None:
-    """Claims of another subject, an answer that is not 200, and an issuer without an access token
-    or a userinfo endpoint sign nobody in, where the claims are wanted.
-    """
+    """Userinfo of another subject, or none where it is wanted, signs nobody in."""
     setattr(provider, name, value)
     async with open_flow(provider, userinfo=True) as flow:
         with pytest.raises(error, match=reason):
@@ -285,9 +277,7 @@ async def test_query_of_the_authorization_endpoint_is_kept(provider: Provider) -
 
 @pytest.mark.parametrize("name", ["verification_uri", "verification_url"])
 async def test_page_of_device_codes_has_either_name(provider: Provider, name: str) -> None:
-    """The page for a device code is found under the name of the drafts of RFC 8628, too, and its
-    times as text.
-    """
+    """The page for a device code may have its name in drafts of RFC 8628, and times may be text."""
     page = f"{provider.url}/enter"
     provider.device = {"verification_uri": None, name: page, "expires_in": "60", "interval": "5"}
     async with open_flow(provider) as flow:
@@ -308,9 +298,7 @@ async def test_page_of_device_codes_has_either_name(provider: Provider, name: st
 async def test_error_of_any_client_status_is_an_answer(
     provider: Provider, status: int, document: dict[str, str], outcome: type[Exception] | None
 ) -> None:
-    """A device waits for its person whatever 4xx status `authorization_pending` has; a status
-    without an error of OAuth is an outage of the issuer, not its refusal.
-    """
+    """A device waits by any 4xx status with an error of OAuth; others are outages."""
     async with open_flow(provider) as flow:
         codes = await flow.begin_on_device()
         provider.refusal = status, document

@@ -53,10 +53,7 @@ async def kids(client: httpx.AsyncClient, settings: IssuerSettings) -> list[str 
 
 
 async def test_keys_are_read_from_configured_url(issuer: Issuer, client: httpx.AsyncClient) -> None:
-    """Keys are read from the `jwks_uri` of the discovery document (Discovery §4).
-
-    With a configured `jwks_url` no discovery document is read.
-    """
+    """Keys are read from `jwks_uri` (Discovery §4), or from a `jwks_url` of the settings alone."""
     assert await kids(client, issuer.settings) == ["first"]
     assert [seen.path for seen in issuer.server.seen] == [DISCOVERY, JWKS]
     there = f"{issuer.url}{JWKS}"
@@ -142,9 +139,7 @@ async def test_configuration_of_another_issuer_is_refused(
 async def test_slash_of_another_issuer_is_named(
     issuer: Issuer, client: httpx.AsyncClient, path: str, fault: str
 ) -> None:
-    """A discovery document whose issuer has a slash too many or too few is refused, with its
-    name and the fault.
-    """
+    """A discovery document whose issuer has a slash too many or too few is refused in words."""
     settings = IssuerSettings(url=f"{issuer.url}{'' if path else '/'}", audience="shardgate")
     issuer.configure(issuer=f"{issuer.url}{path}", jwks_uri=f"{issuer.url}{JWKS}")
 
@@ -248,10 +243,7 @@ async def test_unknown_keys_cause_few_reads() -> None:
 
 
 async def test_concurrent_requests_share_a_read() -> None:
-    """Concurrent requests share one read of keys, which a cancelled one does not end.
-
-    Closing cancels it.
-    """
+    """Concurrent requests share one read of keys; closing ends it, a cancelled request does not."""
     source = Source("a")
     source.pause.clear()
     leaving = asyncio.create_task(source.has("a"))
@@ -294,10 +286,7 @@ async def test_known_keys_are_used_while_the_issuer_is_unavailable() -> None:
 
 
 async def test_unread_keys_are_unavailable(caplog: pytest.LogCaptureFixture) -> None:
-    """Until keys can be read, finding one fails with IssuerUnavailableError.
-
-    The reason is logged, and is not in the error.
-    """
+    """Until keys can be read there are none; the reason is logged, and is not in the error."""
     source = Source("a")
     source.can_be_reached = False
     with caplog.at_level(logging.WARNING, logger="shardgate"):
@@ -402,9 +391,7 @@ async def test_a_key_is_chosen_by_its_name_and_algorithm() -> None:
 async def test_keys_are_read_over_tls_of_a_trusted_authority(
     tls: ssl.SSLContext, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are read over TLS if `SSL_CERT_FILE` names the authority, and not from a plain URL. An
-    issuer with an untrusted certificate is unavailable, and receives no request.
-    """
+    """Keys are read over TLS of an authority in `SSL_CERT_FILE` only, and not from a plain URL."""
     with FaultyServer(tls=tls).running() as server, FaultyServer().running() as plain:
         issuer = Issuer(server)
         async with open_client(LONGEST_S) as client:

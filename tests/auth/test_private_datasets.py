@@ -40,6 +40,11 @@ REQUESTS: Final = [
     ("POST", "/api/datasets/{}/chunks"),
     ("DELETE", "/api/datasets/{}/tags/a"),
     ("GET", "/~token/{}/text.txt"),
+    *(
+        ("GET", f"/_shard/{{}}{key}")
+        for key in ("/text.txt", "", "/", "/a/", "//", "/@session.A/a")
+    ),
+    *(("HEAD", "/_shard/{}/text.txt"), ("POST", "/_shard/{}/text.txt")),
 ]
 
 
@@ -93,13 +98,11 @@ async def ask_and_listen(
 
 
 @pytest.mark.parametrize("token", [None, TOKENS["eve"], "none"])
-@pytest.mark.parametrize(("method", "path"), [*REQUESTS, ("GET", "/_shard/{}/text.txt")])
+@pytest.mark.parametrize(("method", "path"), REQUESTS)
 async def test_unreadable_dataset_equals_an_unknown_one(
     app: AsgiApp, method: str, path: str, token: str | None
 ) -> None:
-    """The response for a dataset that the caller may not read equals that for an unknown one, and
-    takes the same functions.
-    """
+    """A dataset without rights answers as an unknown one does, by the same functions."""
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     answers = []
     works = []
@@ -117,9 +120,10 @@ async def test_unreadable_dataset_equals_an_unknown_one(
 @pytest.mark.parametrize(
     ("method", "path", "who", "status"),
     [
-        *(("GET", f"/private/{KEY}", who, status) for who, status in ((None, 401), ("eve", 404))),
+        *(("GET", ANAS, who, status) for who, status in ((None, 401), ("eve", 404))),
         *(("PUT", "/private/new", who, status) for who, status in (("ana", 403), ("bob", 200))),
         ("PUT", f"/~{quote(TOKENS['bob'], safe='')}/private/new", None, 200),
+        *(("GET", f"/{tilde}{TOKENS['ana']}{ANAS}", None, 200) for tilde in ("~", "%7E", "%7e")),
         *(("PUT", "/open/new", who, status) for who, status in ((None, 401), ("ana", 403))),
         ("PUT", "/open/new", "bob", 200),
         *(("GET", "/metrics", who, status) for who, status in ((None, 401), ("ana", 403))),
@@ -132,10 +136,7 @@ async def test_unreadable_dataset_equals_an_unknown_one(
 def test_status_follows_the_rights_of_the_caller(
     people: People, method: str, path: str, who: str | None, status: int
 ) -> None:
-    """A request without credentials is 401, a write or `/metrics` without that right 403.
-
-    A private dataset is 404 for a caller without rights; paths for operators are 400 below a token.
-    """
+    """No credentials are 401, no right to write 403, none to read 404, paths of operators 400."""
     content = secrets.token_bytes(4) if method == "PUT" else None
     answer = people.ask(method, path, who, content=content)
 
@@ -191,17 +192,6 @@ def test_trusted_proxy_gets_the_shard_for_itself_only(tmp_path: Path) -> None:
             assert len(names) == told
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-@pytest.mark.parametrize("path", ["", "/", "/a", "/a/", "//", "/@session.A/a"])
-def test_shard_headers_of_private_and_unknown_datasets_are_alike(
-    people: People, method: str, path: str
-) -> None:
-    """`/_shard` has the same headers for keys of a private and of an unknown dataset."""
-    told = [people.ask(method, f"/_shard/{name}{path}").headers for name in ("private", "unknown")]
-
-    assert told[0].keys() == told[1].keys()
-
-
 @pytest.mark.parametrize(
     ("path", "header", "value"),
     [
@@ -233,11 +223,7 @@ def test_shard_headers_of_private_and_unknown_datasets_are_alike(
 def test_wrong_or_misplaced_token_is_401(
     people: People, path: str, header: str, value: str
 ) -> None:
-    """A wrong token, the digest of one, or one in a query, cookie or other header, is 401, and is
-    not repeated.
-
-    That holds for a list of the API too, which would otherwise be incomplete.
-    """
+    """A wrong or misplaced token is 401, also for a list of the API, and is not repeated."""
     answer = httpx.get(f"{people.url}{path}", headers={header.encode(): value.encode("latin-1")})
 
     assert answer.status_code == 401
@@ -252,19 +238,8 @@ def test_public_paths_ignore_wrong_credentials(people: People) -> None:
     assert people.ask("GET", "/healthz", headers=given).status_code == 200
 
 
-@pytest.mark.parametrize("tilde", ["~", "%7E", "%7e"])
-def test_token_in_the_path_is_accepted(people: People, tilde: str) -> None:
-    """A percent-encoded token in the path, after `~`, gives its caller's rights."""
-    path = f"/{tilde}{quote(TOKENS['bob'], safe='')}/private/{KEY}"
-
-    assert [people.ask("GET", path).content for _ in range(2)] == [TEXT, TEXT]
-
-
 def test_token_path_redirects_to_the_start_page(people: People) -> None:
-    """A path of a token alone redirects to the start page below it.
-
-    Pages below a token have relative links and do not contain the token.
-    """
+    """A path of a token alone leads to the start page; pages below it do not contain the token."""
     token = quote(TOKENS["bob"], safe="")
     answer = people.ask("GET", f"/~{token}")
     page = people.ask("GET", f"/~{TOKENS['ana']}/private/")
@@ -276,13 +251,22 @@ def test_token_path_redirects_to_the_start_page(people: People) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "seen"), [(None, ["open"]), ("eve", ["open"]), ("ana", ["open", "private"])]
+    ("who", "seen", "writable"),
+    [
+        (None, ["open"], 0),
+        ("eve", ["open"], 1),
+        ("ana", ["open", "private"], 0),
+        ("bob", ["open", "private"], 2),
+    ],
 )
-def test_lists_have_readable_datasets(people: People, who: str | None, seen: list[str]) -> None:
-    """Lists of datasets, S3's and `/readyz` too, contain those that the caller may read."""
+def test_lists_have_readable_datasets(
+    people: People, who: str | None, seen: list[str], writable: int
+) -> None:
+    """Lists of datasets contain those that the caller may read, and tell which are writable."""
     for path in "/", "/api/datasets":
         listed = people.ask("GET", path, who).json()["datasets"]
         assert [dataset["name"] for dataset in listed] == seen
+        assert sum(dataset["writable"] for dataset in listed) == writable
     assert people.ask("GET", "/readyz", who).json()["datasets"] == dict.fromkeys(seen, "ok")
     if who is None:
         s3 = open_boto3(people.url, signature_version=UNSIGNED)
@@ -291,10 +275,7 @@ def test_lists_have_readable_datasets(people: People, who: str | None, seen: lis
 
 @pytest.mark.parametrize("is_part", [False, True])
 def test_copy_needs_a_readable_source(people: People, is_part: bool) -> None:  # noqa: FBT001
-    """Copying a source that the caller may not read answers as for an unknown one.
-
-    A copy to a dataset that the caller may not write is 403.
-    """
+    """A source without rights is as an unknown one; a copy to a dataset without rights is 403."""
     (people.folder / "open" / "free").write_bytes(b"free")
     path = "/open/copy"
     if is_part:
@@ -316,18 +297,15 @@ def test_copy_needs_a_readable_source(people: People, is_part: bool) -> None:  #
 
 @pytest.mark.parametrize(("name", "said"), [(None, 0), ("ana", 0), ("bob", 2)])
 def test_start_page_shows_the_callers_rights(people: People, name: str | None, said: int) -> None:
-    """The start page and lists show private datasets to readers, and `writable` to writers only."""
+    """The start page shows private datasets to readers, and `writable` to writers only."""
     html = {"accept": "text/html"}
     lead = "" if name is None else f"/~{quote(TOKENS[name], safe='')}"
-    page = people.ask("GET", "/", name, headers=html).text
-    below = people.ask("GET", f"{lead}/", headers=html)
-
-    assert page.count("<small>writable") == below.text.count("<small>writable") == said
-    listed = people.ask("GET", "/", name).json()["datasets"]
-    assert sum(each["writable"] for each in listed) == said
-    assert below.status_code == 200
-    assert ('href="./private/"' in below.text) is (name is not None)
-    assert ("private" in below.text) is (name is not None)
+    for path, who in (("/", name), (f"{lead}/", None)):
+        page = people.ask("GET", path, who, headers=html)
+        assert page.status_code == 200
+        assert page.text.count("<small>writable") == said
+        assert ('href="./private/"' in page.text) is (name is not None)
+        assert ("private" in page.text) is (name is not None)
 
 
 def test_list_below_a_token_has_paths_below_it(people: People) -> None:

@@ -113,10 +113,7 @@ SOME_TRAILERS: Final = st.none() | st.lists(
 def test_changed_byte_of_a_signed_body_is_refused(
     pieces: list[bytes], trailers: Headers | None, data: st.DataObject
 ) -> None:
-    """Signed frames decode to their body and trailers; with a changed byte they are refused.
-
-    A byte without a meaning may change.
-    """
+    """Signed frames decode to their body and trailers; with a changed byte they are refused."""
     payload, body = SEALED if trailers is None else TRAILED, b"".join(pieces)
     right = framed(pieces, trailers)
     decoded = unframed(right, len(body), payload)
@@ -272,9 +269,7 @@ def test_signed_frames_are_stored(
 
 
 def test_wrong_or_missing_frames_are_refused(sender: Sender, path: str) -> None:
-    """A PUT with a wrong frame fails with SignatureDoesNotMatch (403), one that declares signed
-    frames and sends none with 411; neither stores anything.
-    """
+    """A wrong frame is SignatureDoesNotMatch, missing ones are 411; neither stores anything."""
     wrong = sender.stream("PUT", path, b"a" * 200_000, instead=(b"aaa", b"aab"))
 
     assert wrong.status_code == 403

@@ -176,10 +176,7 @@ NO_TIME: Final = "AuthorizationQueryParametersError"
     ],
 )
 def test_signature_expires(expires: int | str | None, late_s: int, code: str | None) -> None:
-    """A signature is accepted for fifteen minutes around its time, and a URL until it expires.
-
-    URLs may be valid for a week at most.
-    """
+    """A signature counts for fifteen minutes around its time, a URL for a week at most."""
     scope = SIGNER.signed(PLAIN) if expires is None else SIGNER.presigned(PLAIN, expires)
 
     if code is None:
@@ -189,10 +186,7 @@ def test_signature_expires(expires: int | str | None, late_s: int, code: str | N
 
 
 def test_wrong_or_unknown_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong secret, an unknown key id and an empty one are refused with S3's error codes.
-
-    A signing key is derived for an unknown key id too.
-    """
+    """A wrong secret and an unknown key id have S3's codes; a key is derived for the latter too."""
     assert code_of(Signer(secret="another").signed(PLAIN)) == "SignatureDoesNotMatch"
     assert code_of(Signer("AKID").signed(PLAIN)) == "InvalidAccessKeyId"
     assert code_of(Signer("", "").signed(PLAIN)) == "AuthorizationHeaderMalformed"
@@ -223,10 +217,7 @@ def test_unknown_payload_hash_is_refused(payload: str) -> None:
 
 
 def test_signed_request_needs_a_payload_hash() -> None:
-    """A signed request without a payload hash fails with MissingSecurityHeader.
-
-    A presigned URL may only declare UNSIGNED-PAYLOAD.
-    """
+    """A payload hash is needed (MissingSecurityHeader); a URL may declare UNSIGNED-PAYLOAD only."""
     scope = SIGNER.signed(PLAIN)
     value = authorization(scope).replace("x-amz-content-sha256;", "")
     without = with_header(scope, "x-amz-content-sha256", None)
@@ -296,10 +287,7 @@ def test_malformed_authorization_is_refused(old: str, new: str) -> None:
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
 def test_parts_of_authorization_come_in_any_order(order: tuple[int, ...]) -> None:
-    """The parts of Authorization may come in any order.
-
-    A repeated header that signatures depend on is malformed.
-    """
+    """Parts of Authorization have any order; a repeated header of the signature is malformed."""
     scope = SIGNER.signed(PLAIN)
     algorithm, _, rest = authorization(scope).partition(" ")
     parts = rest.split(", ")

@@ -203,9 +203,7 @@ async def test_failing_store_forgets_no_end() -> None:
 
 
 async def test_hanging_store_holds_no_request_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request works on with what is known after a short wait; the next ones do not wait, and
-    there is one attempt for all.
-    """
+    """After a short wait requests work with what is known; there is one attempt for all."""
     monkeypatch.setattr(token_records, "_WAIT_S", 0.01)
     store, clock = HookedStore(), Clock(NOW)
     records = records_of(store, clock)

@@ -154,9 +154,7 @@ def test_token_request_needs_credentials(people: People) -> None:
 
 
 def test_issued_token_reads_its_dataset_only(people: People) -> None:
-    """A token reads its dataset, by path or header, and no other that its maker may read; for a
-    dataset that its caller may not read none is made.
-    """
+    """A token reads its dataset and no other; there is none for what its caller may not read."""
     private, public = (mint(people, {"dataset": name}).json() for name in ("private", "open"))
     read = people.ask("GET", f"{private['paths']['private']}text.txt")
     statuses = [
@@ -172,10 +170,7 @@ def test_issued_token_reads_its_dataset_only(people: People) -> None:
 
 
 def test_unavailable_issuer_is_503(tmp_path: Path) -> None:
-    """While the issuer is unavailable, requests with its tokens are 503 with Retry-After.
-
-    A token without a valid algorithm is 401 all the same.
-    """
+    """Tokens of an unavailable issuer are 503 with Retry-After; without an algorithm 401."""
     private = DatasetSettings(url=str(tmp_path), read=("sso:lab",))
     with issuing() as issuer:
         issuer.server.fail(Fault.ERROR, path=JWKS)
@@ -210,9 +205,7 @@ def test_made_tokens_are_listed_without_their_text(people: People) -> None:
 
 
 def test_revoked_token_is_refused(people: People) -> None:
-    """A revoked token is 401 at once, cached or not, in header and path, and is not listed; another
-    stays valid.
-    """
+    """A revoked token is 401 at once, cached or not, and is not listed; another stays valid."""
     made, kept = (mint(people, {"dataset": "private"}).json() for _ in range(2))
     revoking = f"/api/tokens/{made['token_id']}"
     bearer = {"authorization": f"Bearer {made['token']}"}
@@ -256,9 +249,7 @@ def test_bearer_of_a_made_token_makes_sees_and_revokes_none(people: People) -> N
 def test_replicas_share_records_of_tokens(
     kind: str, tmp_path: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica lists the tokens of another one, if both have the same `tokens.url`, and refuses
-    one that it has served after the other one has revoked it.
-    """
+    """Replicas with the same `tokens.url` list each other's tokens, and refuse revoked ones."""
     monkeypatch.setattr("shardgate.auth.token_records.CHECKED_S", 0.2)
     s3 = {"url": f"s3://{seaweedfs.bucket}/{tmp_path.name}", "store": "weed"}
     (tmp_path / "records").mkdir()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Generator
@@ -33,9 +34,13 @@ def get(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Generator[Demo]:
-    """Run the demo in a new folder."""
+def started(
+    demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Demo]:
+    """Run the demo in a folder that lacks an example: to write them all takes long."""
     folder = tmp_path_factory.mktemp("demo") / "data"
+    shutil.copytree(demo_paths["nested"].parent, folder)
+    shutil.rmtree(folder / demo.ROOTS["nested"])
     count = demo.guide("").count("\n") + 1
     with running("demo", "--port", "0", "--dir", str(folder), lines=count) as (process, lines):
         yield Demo(process, lines, folder)

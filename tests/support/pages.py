@@ -32,6 +32,10 @@ class Page:
         """Return the targets of links."""
         return [each.attrib["href"] for each in self.all(f"{path}//a".lstrip("/"))]
 
+    def properties(self) -> dict[str, str]:
+        """Return the properties in the card of a node, by their names."""
+        return dict(zip(self.texts("dt"), self.texts("dd"), strict=True))
+
     def snippets(self) -> dict[str, str]:
         """Return the code of snippets by their titles."""
         return {

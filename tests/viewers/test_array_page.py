@@ -66,9 +66,7 @@ def colour_at(shown: NDArray[np.uint8], left: float, top: float) -> Sequence[int
 def test_slider_changes_the_pictures(
     browser: Browser, url: str, pictures: Path, *, scripts: bool
 ) -> None:
-    """A slider shows another plane, its values and its chunks: at once, or by the button where
-    scripts are off. The address is that of the plane.
-    """
+    """A slider shows another plane and its address, at once, or by a button without scripts."""
     with browser.new_context(viewport=DESK, java_script_enabled=scripts) as context:
         page = context.new_page()
         page.goto(f"{url}/stack/?at.z=0", wait_until="networkidle")
@@ -94,7 +92,13 @@ def test_slider_changes_the_pictures(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "viewport"), [("light", DESK), ("dark", DESK), ("light", HAND), ("dark", HAND)]
+    ("scheme", "viewport"),
+    [
+        ("light", DESK),
+        ("dark", HAND),
+        pytest.param("dark", DESK, marks=pytest.mark.soak),
+        pytest.param("light", HAND, marks=pytest.mark.soak),
+    ],
 )
 def test_grid_tells_stored_chunks_from_absent_ones(
     browser: Browser, url: str, pictures: Path, scheme: str, viewport: ViewportSize

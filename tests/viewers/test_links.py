@@ -25,12 +25,16 @@ CORNER: Final = (slice(100, 104), slice(60, 70))
 """Rows and columns of the array, outside of the ball."""
 DATASETS: Final = ("folder", "repository", "archive", "references")
 soak = pytest.mark.soak
-in_a_folder = pytest.mark.parametrize(
-    "dataset", ["folder", *(pytest.param(name, marks=soak) for name in DATASETS[1:])]
-)
-"""Soak runs draw each kind of array from each kind of dataset; otherwise labels are.
-tests/viewers/test_zarr.py draws values of 16 bits in every run.
-"""
+
+
+def of(*usual: str) -> pytest.MarkDecorator:
+    """Let a test draw arrays of the *usual* datasets, and in soak runs of all.
+
+    Every run draws each kind of array, and from each kind of dataset; tests/viewers/test_zarr.py
+    draws values of 16 bits.
+    """
+    others = [pytest.param(each, marks=soak) for each in DATASETS if each not in usual]
+    return pytest.mark.parametrize("dataset", [*usual, *others])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def draw(neuroglancer: Neuroglancer, url: str, dataset: str, path: str) -> Pixel
     return view.pixels
 
 
-@in_a_folder
+@of("repository")
 @pytest.mark.parametrize("path", ["uint8", pytest.param("uint16", marks=soak), "float32"])
 def test_image_is_bright_inside_and_dark_outside(
     neuroglancer: Neuroglancer, url: str, dataset: str, path: str
@@ -80,7 +84,7 @@ def test_image_is_bright_inside_and_dark_outside(
     assert pixels[CORNER].max() < 15
 
 
-@in_a_folder
+@of("archive")
 def test_channels_have_their_colours(neuroglancer: Neuroglancer, url: str, dataset: str) -> None:
     """Balls of two active channels are red and green, yellow where they overlap; one is hidden."""
     pixels = draw(neuroglancer, url, dataset, "image")
@@ -90,7 +94,7 @@ def test_channels_have_their_colours(neuroglancer: Neuroglancer, url: str, datas
     assert count("#0000ff", pixels) < 100
 
 
-@pytest.mark.parametrize("dataset", ["folder", pytest.param("repository", marks=soak)])
+@of("folder")
 def test_map_shows_latitude_and_longitude(
     neuroglancer: Neuroglancer, url: str, dataset: str
 ) -> None:
@@ -133,7 +137,7 @@ def test_level_has_the_scale_of_its_image(neuroglancer: Neuroglancer, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@of("references")
 def test_labels_are_coloured(neuroglancer: Neuroglancer, url: str, dataset: str) -> None:
     """Labels have one colour in the ball and another one around it."""
     pixels = draw(neuroglancer, url, dataset, "labels")

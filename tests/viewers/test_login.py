@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -135,7 +135,13 @@ def service(
         yield url
 
 
-@pytest.fixture(scope="module", params=["root", "stripped", "kept"])
+def sites(usual: str, soak: Sequence[str]) -> pytest.MarkDecorator:
+    """Let a test run at the *usual* site, and in soak runs at others too."""
+    others = [pytest.param(each, marks=pytest.mark.soak) for each in soak]
+    return pytest.mark.parametrize("site", [usual, *others], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def site(
     request: pytest.FixtureRequest,
     settings: Settings,
@@ -211,7 +217,7 @@ def test_person_signs_in_once_and_after_the_token_has_expired(
     demand_closed(window)
     page.close()
 
-    again = open_viewer(context, viewer, service)
+    again = open_viewer(context, viewer, service, "repository/@branch.main/sharded")
     demand_picture(again)
     assert len(context.pages) == 1
 
@@ -226,23 +232,10 @@ def test_person_signs_in_once_and_after_the_token_has_expired(
     demand_picture(later)
 
 
-def test_person_who_signs_in_sees_a_branch_of_a_repository(
-    context: BrowserContext, viewer: str, service: str
-) -> None:
-    """Somebody signs in, and sees an array in a branch of a private Icechunk repository."""
-    page = open_viewer(context, viewer, service, "repository/@branch.main/sharded")
-    sign_in(page, "ada")
-
-    demand_picture(page)
-
-
 def test_person_without_rights_signs_in_as_another(
     context: BrowserContext, viewer: str, service: str
 ) -> None:
-    """Somebody who may read nothing reads so in the window, and signs in there as another.
-
-    Before that the viewer gets no token; after it, it shows the array.
-    """
+    """Who may read nothing reads so in the window, and gets a token there as another only."""
     page = open_viewer(context, viewer, service)
     with context.expect_event(
         "response", lambda response: "/login/callback" in response.url
@@ -285,9 +278,7 @@ def test_command_gets_its_token_from_the_browser(
 def test_person_signs_in_once_a_replica_is_back(
     context: BrowserContext, viewer: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """Somebody who opens the array while no replica runs reads so, and signs in, in a window that
-    loads again by itself; the next visit at such a time needs no window, and ends with the array.
-    """
+    """While no replica runs, the window says so and loads again; a later visit needs no window."""
     [port] = free_ports(1)
     with balancing(tmp_path, [f"http://127.0.0.1:{port}"]) as nginx:
         url = f"https://127.0.0.1:{nginx.port}"
@@ -316,7 +307,7 @@ def test_signing_out_ends_pages_and_viewers(
     """Somebody who signs out at the start page is asked to sign in by pages and the viewer."""
     seen = open_viewer(context, viewer, service)
     demand_closed(sign_in(seen, "ada"))
-    demand_picture(seen)
+    seen.close()
     page = context.new_page()
     page.goto(service)
     page.wait_for_selector("text=private")
@@ -327,11 +318,9 @@ def test_signing_out_ends_pages_and_viewers(
     open_viewer(context, viewer, service).wait_for_selector(_LOGIN)
 
 
+@sites("kept", soak=["root", "stripped"])
 def test_person_makes_and_revokes_a_link(context: BrowserContext, site: str) -> None:
-    """Somebody signs in from a private page, makes a link that reads it, revokes it, and signs out.
-
-    Every page and link is below the path of the service.
-    """
+    """Somebody makes and revokes a link, and signs out, all below the path of the service."""
     page = context.new_page()
     page.goto(f"{site}/private/")
     page.click("text=Sign in")
@@ -452,23 +441,7 @@ def test_frame_of_a_page_is_refused(context: BrowserContext, listener: str) -> N
     assert page.evaluate("heard") == []
 
 
-@pytest.mark.parametrize("site", ["stripped", "kept"], indirect=True)
-def test_cookies_below_a_prefix_are_bound_to_the_host(context: BrowserContext, site: str) -> None:
-    """Cookies of a service below a prefix have the name and path that bind them to its host."""
-    page = context.new_page()
-    page.goto(f"{site}/login")
-    page.click("[aria-label='Authorize as ada']")
-    page.wait_for_selector("text=Sign out")
-    cookies = [each for each in context.cookies() if "shardgate" in each["name"]]
-
-    assert [each["path"] for each in cookies] == ["/"]
-    assert cookies[0]["name"].startswith("__Host-shardgate-session-")
-    assert cookies[0]["name"].endswith(PREFIX.replace("/", "!"))
-
-
-@pytest.mark.parametrize(
-    "site", ["root", "stripped", pytest.param("kept", marks=pytest.mark.soak)], indirect=True
-)
+@sites("stripped", soak=["root", "kept"])
 def test_link_of_a_private_array_lets_sign_in(
     context: BrowserContext, viewer: str, site: str
 ) -> None:
@@ -485,11 +458,9 @@ def test_link_of_a_private_array_lets_sign_in(
     picture_when_still(page, 1)
 
 
-@pytest.mark.parametrize("site", ["stripped", "kept"], indirect=True)
+@sites("kept", soak=["stripped"])
 def test_page_of_the_api_loads_below_a_prefix(context: BrowserContext, site: str) -> None:
-    """The page of the API loads all its files, sends its requests below the prefix, and logs no
-    errors, such as those of its content security policy.
-    """
+    """The page of the API loads its files, sends requests below the prefix, and logs no errors."""
     page = context.new_page()
     failed: list[str] = []
     page.on("response", lambda each: failed.append(each.url) if not each.ok else None)

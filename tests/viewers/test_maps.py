@@ -14,7 +14,7 @@ import zarr
 from playwright.sync_api import Browser
 from zarr.storage import LocalStore
 
-from shardgate.settings import DatasetSettings, Settings
+from shardgate.settings import PUBLIC, DatasetSettings, Settings
 from tests.support.auth.people import TOKENS, caller
 from tests.support.clients.reading import JS
 from tests.support.clients.writing import consolidate
@@ -30,9 +30,7 @@ BBOX: Final = (0.0, 0.0, 1280.0, 960.0)
 BANDS: Final = ("red", "green")
 CHUNKS: Final = {f"0/{band}/c/{y}/{x}" for band in BANDS for y in range(3) for x in range(4)}
 ABSENT: Final = {f"0/{band}/c/1/2" for band in BANDS}
-ROOTS: Final = ("folder", "repository/@tag.v1", f"~{TOKENS['ana']}/private")
-
-
+ROOTS: Final = ("folder", f"~{TOKENS['ana']}/private/@tag.v1")
 DAMAGED: Final = 424
 POLL_MS: Final = 20
 LONGEST_POLLS: Final = 3000
@@ -86,23 +84,23 @@ def page_url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve the group from a folder with consolidated metadata, damaged, private, and as a tag."""
+    """Serve the group from a folder with consolidated metadata, damaged, and as a private tag."""
     root = tmp_path_factory.mktemp("groups")
     write(LocalStore(root / "folder"))
     consolidate(root / "folder")
-    for name in ("private", "damaged"):
-        shutil.copytree(root / "folder", root / name)
+    shutil.copytree(root / "folder", root / "damaged")
     shard = root / "damaged/0/red/c/0/0"
     *rest, last = shard.read_bytes()
     shard.write_bytes(bytes([*rest, last ^ 1]))
-    storage = icechunk.local_filesystem_storage(str(root / "repository"))
+    storage = icechunk.local_filesystem_storage(str(root / "private"))
     repository = icechunk.Repository.create(storage)
     session = repository.writable_session("main")
     write(session.store)
     repository.create_tag("v1", snapshot_id=session.commit("bands"))
-    names = ("folder", "repository", "damaged")
-    datasets = {name: DatasetSettings(url=str(root / name)) for name in names}
-    datasets["private"] = DatasetSettings(url=str(root / "private"), read=("ana",))
+    datasets = {
+        name: DatasetSettings(url=str(root / name), read=(reader,))
+        for name, reader in {"folder": PUBLIC, "damaged": PUBLIC, "private": "ana"}.items()
+    }
     callers = {"ana": caller(TOKENS["ana"])}
     with serving(Settings(callers=callers, datasets=datasets)) as url:
         yield url

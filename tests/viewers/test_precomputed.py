@@ -49,6 +49,7 @@ def write_notes(path: Path, source: Path) -> None:
     shard_annotations(source, path, lambda _: how)
 
 
+NAME: Final = "segments"
 BALL, PLATE, BAR = IDS
 CENTER: Final = (14, 15, 18)
 SECTIONS: Final = sections((EDGE,) * 3, CENTER)
@@ -87,7 +88,7 @@ def segments_layer(source: str) -> dict[str, Any]:
 
 def state(base: str) -> dict[str, Any]:
     """Return a state with two meshes, a skeleton, all lines, and the second selected."""
-    segments = f"precomputed://{base}/segments"
+    segments = f"precomputed://{base}/{NAME}"
     notes = {"type": "annotation", "source": f"precomputed://{base}/notes"}
     linked = {"linkedSegmentationLayer": {"segment": "skeletons"}}
     related = linked | {"filterBySegmentation": ["segment"]}
@@ -112,12 +113,18 @@ def state(base: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Serve a bucket twice: without shards, and as it is."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write segments and notes."""
     root = tmp_path_factory.mktemp("bucket")
-    write_segments(root / "segments")
+    write_segments(root / NAME)
     write_notes(root / "notes", tmp_path_factory.mktemp("source"))
-    with from_folder(root) as url:
+    return root
+
+
+@pytest.fixture(scope="module")
+def service(written: Path) -> Generator[str]:
+    """Serve a bucket twice: without shards, and as it is."""
+    with from_folder(written) as url:
         yield url
 
 
@@ -237,7 +244,9 @@ def test_annotations_are_drawn_in_3d(annotated: View) -> None:
     assert count("#ffff00", annotated.pixels[340:585, 40:380]) > 5 * COUNT
 
 
-@pytest.mark.parametrize("twin", ["bucket/plain", "raw/sharded"])
+@pytest.mark.parametrize(
+    "twin", ["bucket/plain", pytest.param("raw/sharded", marks=pytest.mark.soak)]
+)
 def test_annotation_view_equals_the_unsharded_one(
     neuroglancer: Neuroglancer, annotations: str, annotated: View, twin: str
 ) -> None:
@@ -248,7 +257,6 @@ def test_annotation_view_equals_the_unsharded_one(
     np.testing.assert_array_equal(annotated.pixels, other.pixels)
 
 
-NAME: Final = "segments"
 MIRRORED: Final = labels()[::-1, ::-1].copy()
 
 
@@ -258,16 +266,15 @@ def state_of_rewritten(base: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def taker(tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
-    """Write a segmentation, and mirror it over HTTP."""
-    source, twin, twin_before = (tmp_path_factory.mktemp(name) for name in ("source", "to", "from"))
-    write_segments(source / NAME)
+def taker(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Taker]:
+    """Mirror the segmentation over HTTP."""
+    twin, twin_before = (tmp_path_factory.mktemp(name) for name in ("to", "from"))
     scale = Scale(labels(), None, chunk=(20, 20, 20))
     for values, folder in ((scale.values, twin_before), (MIRRORED, twin)):
         volume = Volume("", by_cloudvolume, [replace(scale, values=values)], "segmentation")
         by_cloudvolume(volume, folder, sharded=False)
     with taking_into_folder(tmp_path_factory.mktemp("taken")) as taker:
-        taker.place(source / NAME, NAME)
+        taker.place(written / NAME, NAME)
         taker.push(NAME, chunks_in(twin_before), chunks_in(twin))
         yield taker
 

@@ -103,10 +103,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.mark.parametrize("node", ["shards/a", "volume", "repository/a", "archive/a"])
 def test_array_amid_writes_is_shown(client: httpx.Client, node: str) -> None:
-    """An array that is written all the time has a picture, and no placeholder.
-
-    Its page and that of its dataset show it, and S3 listings and descriptions have all arrays.
-    """
+    """An array that is written all the time has a picture, a page, S3 listings and descriptions."""
     dataset, _, path = node.partition("/")
     picture = client.get(f"/api/datasets/{dataset}/preview.png?path={path}")
     listed = client.get(f"/{dataset}?list-type=2&prefix={path}")

@@ -57,9 +57,7 @@ def links(page: str) -> list[str]:
     ],
 )
 async def test_page_of_an_error_leads_on(path: str, status: int, ways: list[str]) -> None:
-    """A page leads to the start page, to another try of what can pass, to the dataset of an
-    absent key, and to the sign-in where that may help; it is not stored, nor framed.
-    """
+    """A page leads to the start page and to what may help; it is neither stored nor framed."""
     headers, page = await explain(path, status)
 
     assert links(page) == [*ways, "/arrays/"]

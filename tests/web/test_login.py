@@ -37,9 +37,7 @@ def test_auth_info_names_the_login_url(browser: Browser, url: str) -> None:
 
 
 def test_browser_is_sent_to_the_issuer_with_pkce(browser: Browser, provider: Provider) -> None:
-    """The issuer is asked for a code with state, nonce and an S256 challenge, new each time, and
-    with no parameter of the window's URL.
-    """
+    """The issuer is asked for a code with a new state, nonce and S256 challenge of our own."""
     own = "state=a&nonce=b&redirect_uri=https://evil.example/"
     begun = (browser.begin(path) for path in (AUTHORIZE, f"{AUTHORIZE}?{own}"))
     locations = [urlsplit(each.headers["location"]) for each in begun]
@@ -87,9 +85,7 @@ def test_cookie_cannot_be_set_by_others_over_https(browser: Browser) -> None:
 def test_token_goes_to_the_listed_origins_only(
     browser: Browser, url: str, headers: dict[str, str], origins: list[str]
 ) -> None:
-    """The message has the token and our origin, and is addressed to the page that opened the
-    window, or to all listed origins where the browser does not name it.
-    """
+    """The message is addressed to the page that opened the window, or to all listed origins."""
     page = browser.page(**headers)
 
     assert page.response.status_code == 200
@@ -125,9 +121,7 @@ def test_page_with_a_token_is_neither_kept_nor_framed(browser: Browser) -> None:
 def test_token_lets_read_what_its_rules_say(
     browser: Browser, method: str, path: str, status: int
 ) -> None:
-    """The token lets read the dataset of the group and no other. It neither writes, although its
-    holder may, nor makes other tokens.
-    """
+    """The token lets read the dataset of the group; it neither writes nor makes other tokens."""
     bearer = {"authorization": f"Bearer {browser.page().message['token']}"}
 
     assert browser.client.request(method, path, headers=bearer).status_code == status
@@ -147,9 +141,7 @@ def test_verified_address_is_a_right(browser: Browser, provider: Provider) -> No
 def test_caller_without_rights_can_sign_in_as_another(
     browser: Browser, provider: Provider, path: str
 ) -> None:
-    """Somebody who may read no private dataset gets neither token nor cookie, and a page that says
-    so and links to a sign-in that asks who it is.
-    """
+    """Who may read nothing gets neither token nor cookie, but a link to sign in as another."""
     provider.claims = {"groups": ["guests"], "sub": "eve"}
     page = browser.come_back(browser.pass_issuer(browser.begin(path)))
     link = html.unescape(re.findall('href="([^"]*)">Sign in as', page.response.text)[0])
@@ -168,9 +160,7 @@ def test_caller_without_rights_can_sign_in_as_another(
 
 @pytest.mark.parametrize(("dest", "mode"), [("iframe", "navigate"), ("empty", "cors")])
 def test_frames_and_scripts_cannot_sign_in(browser: Browser, dest: str, mode: str) -> None:
-    """A frame of a page, or a fetch of its script, is refused when it begins, and when it comes
-    back.
-    """
+    """A frame or a fetch of a script is refused when it begins, and when it comes back."""
     headers = {"sec-fetch-dest": dest, "sec-fetch-mode": mode}
     back = browser.sign_in()
 
@@ -200,9 +190,7 @@ def test_frames_and_scripts_cannot_sign_in(browser: Browser, dest: str, mode: st
 def test_page_that_is_not_listed_cannot_begin(
     browser: Browser, url: str, header: str, value: str, named: str
 ) -> None:
-    """A window that a page of another origin, or of the service itself, has opened is refused in
-    words.
-    """
+    """A window of an unlisted page, or of the service itself, is refused in words."""
     begun = browser.begin(**{header: value.replace("{url}", url)})
 
     assert begun.status_code == 403
@@ -227,9 +215,7 @@ def test_service_without_viewers_begins_for_none(provider: Provider, tmp_path: P
     ],
 )
 def test_slash_too_many_is_not_found(browser: Browser, path: str) -> None:
-    """A slash at the end, or an unknown path below `/login`, is 404, no redirect, which would take
-    the code to plain http.
-    """
+    """A slash too many, or an unknown path, is 404, no redirect of the code to plain http."""
     headers = {"host": "service.example", "x-forwarded-proto": "https"}
     response = browser.client.get(f"{path}?code=a", headers=headers)
 
@@ -287,9 +273,7 @@ def test_code_of_another_person_cannot_be_injected(browser: Browser, other: Brow
 def test_state_of_another_browser_is_refused(
     browser: Browser, other: Browser, *, has_begun: bool
 ) -> None:
-    """The answer for another browser's attempt is refused before its code is used, by a browser
-    that has begun a sign-in and by one that has not.
-    """
+    """The answer for another browser's attempt is refused before its code is used."""
     back = other.sign_in()
     if has_begun:
         browser.begin()
@@ -342,9 +326,7 @@ def test_repeated_parameter_is_refused(browser: Browser, name: str) -> None:
 def test_answer_of_another_issuer_is_refused(
     browser: Browser, provider: Provider, issuer: str, reason: str
 ) -> None:
-    """An answer that names another issuer, if only by a slash, is refused before its code is used
-    (RFC 9207).
-    """
+    """An answer of another issuer is refused before its code is used (RFC 9207)."""
     provider.answer = {"iss": issuer.replace("{url}", provider.url)}
     provider.forms.clear()
     page = browser.page()
@@ -440,9 +422,7 @@ def test_any_header_is_answered(
 
 
 def test_service_without_login_has_no_routes(provider: Provider, tmp_path: Path) -> None:
-    """A service that has no issuer to sign in at answers 404, with the URL of a page for viewers,
-    which take any JSON for an answer.
-    """
+    """A service without an issuer is 404, with the URL of a page for viewers."""
     configured = settings(provider, tmp_path).model_copy(update={"login": LoginSettings()})
     with client_of(configured) as client:
         answers = [client.get(path) for path in ("/auth_info", "/login", AUTHORIZE, CALLBACK)]

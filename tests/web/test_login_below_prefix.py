@@ -53,9 +53,7 @@ def origin(url: str) -> str:
 def test_private_page_leads_to_the_sign_in_and_back(
     browser: Browser, url: str, origin: str
 ) -> None:
-    """A private page without a session has a link to sign in, which ends at that page; the redirect
-    URI is below the prefix.
-    """
+    """A private page links to the sign-in below the prefix, which ends at that page."""
     refused = browser.client.get("/private/", headers=HTML)
     (link,) = re.findall(r'<a class="button" href="([^"]*)"', refused.text)
     begun = browser.client.get(origin + link)
@@ -112,9 +110,7 @@ def test_services_of_one_host_are_independent(running: Provider, tmp_path: Path)
 def test_viewer_gets_a_token_for_the_origin(
     browser: Browser, provider: Provider, origin: str
 ) -> None:
-    """The message to a viewer names the origin, by which Neuroglancer knows the service; the link
-    for somebody without rights to sign in as another is below the prefix.
-    """
+    """The message to a viewer names the origin; a link to sign in as another has the prefix."""
     token, urls = browser.page().message.values()
     bearer = {"authorization": f"Bearer {token}"}
     provider.claims = {"groups": ["others"]}

@@ -65,9 +65,7 @@ def test_refused_choice_of_an_account_becomes_a_login(browser: Browser, path: st
 
 @pytest.mark.parametrize("path", [AUTHORIZE, "/login?page=/private/", COMMAND])
 def test_every_error_has_a_way_on(browser: Browser, provider: Provider, path: str) -> None:
-    """The page of a refused sign-in, which is over, links to another one, and the start page; each
-    can be opened, but a command has to begin by itself.
-    """
+    """The page of a refused sign-in links to another one, to its own, and to the start page."""
     begun = browser.begin(path)
     page = refuse(browser, begun, "access_denied")
     other, *again, start = links(page)
@@ -186,9 +184,7 @@ def test_pages_are_not_framed(browser: Browser) -> None:
 
 
 def test_service_at_an_inner_name_of_the_issuer(provider: Provider, tmp_path: Path) -> None:
-    """A sign-in at an issuer whose outer name this service cannot reach ends, if the configuration
-    is read by an inner name.
-    """
+    """A sign-in ends where only an inner name leads to the configuration of the issuer."""
     outer = "https://login.example/realms/lab"
     provider.extra = {"issuer": outer, "authorization_endpoint": f"{outer}/authorize"}
     provider.claims = {"iss": outer}

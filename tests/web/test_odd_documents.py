@@ -116,11 +116,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
 
 @pytest.mark.parametrize("folder", DOCUMENTS)
 def test_odd_document_fails_no_page(client: httpx.Client, folder: str) -> None:
-    """The page of an odd document is there, its link a valid state or a problem, its preview and
-    histogram 200, and its grid a drawing or a problem.
-
-    Pages and states are not much longer than others, whatever the length of lists and names.
-    """
+    """An odd document has a short page, a state or a problem as link, and pictures or a problem."""
     page = client.get(f"/all/{folder}/", headers={"accept": "text/html"})
     link = client.get(f"/api/datasets/all/viewer?path={folder}")
     preview = client.get(f"/api/datasets/all/preview.png?path={folder}")
@@ -181,9 +177,7 @@ NUMBERS: Final = itertools.count()
 def test_hostile_attributes_fail_no_page(
     hostile: tuple[httpx.Client, Path], attributes: Any, names: Any, axes: Any, **members: Any
 ) -> None:
-    """Whatever attributes and names are, an image and its level have a page, a link and a picture;
-    the page has no markup, control character or direction of others.
-    """
+    """Whatever attributes are, nodes have a page without foreign markup, a link and a picture."""
     client, root = hostile
     number = next(NUMBERS)
     level = {"path": "s0", "coordinateTransformations": [{"scale": members["steps"]}]}

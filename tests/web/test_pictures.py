@@ -3,8 +3,6 @@
 import asyncio
 import io
 import re
-import shutil
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element  # a tree that html5lib made, no XML from elsewhere
@@ -26,62 +24,17 @@ from shardgate.web.chunk_grids import ChunkGrids, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import Histogram, PlaneValues
-from tests.support.auth.people import TOKENS, caller
+from tests.support.auth.people import TOKENS
 from tests.support.gates import Gate
 from tests.support.pages import open_page, parse
 from tests.support.resolving import reading
 from tests.support.serving import client_of
-from tests.support.viewers.images import ball, put_image
-from tests.support.web.pictures import (
-    IDS,
-    WIDE,
-    write_repository,
-    write_undrawable,
-    write_volume,
-    write_zarr,
-)
+from tests.support.viewers.images import ball
+from tests.support.web.pictures import WIDE, write_sparse
 
-SHAPE: Final = (2, 60, 100)
-CHUNK: Final = (1, 20, 20)
 FIRST: Final = {"at.dim_0": "0"}
 NAMES: Final = ("preview.png", "histogram.svg")
 INNER: Final = "inner chunks stored, in"
-
-
-def write_sparse(folder: Path) -> None:
-    """Write arrays of which a corner is stored in the first plane, and nothing in the second."""
-    data = np.zeros(SHAPE, np.uint8)
-    data[0, :40, :60] = 7
-    for name, shards in {"sharded": (2, 40, 40), "plain": None}.items():
-        array = zarr.create_array(
-            str(folder / name), shape=SHAPE, dtype="u1", chunks=CHUNK, shards=shards, fill_value=0
-        )
-        array[...] = data
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    """Serve arrays of several formats, one dataset to one caller only."""
-    root = tmp_path_factory.mktemp("pictures")
-    write_zarr(root / "data")
-    write_sparse(root / "sparse")
-    (root / "zipped").mkdir()
-    shutil.make_archive(str(root / "zipped/sparse"), "zip", root / "sparse")
-    put_image(root / "image")
-    write_repository(root / "repo")
-    write_undrawable(root / "undrawable")
-    shutil.copytree(root / "sparse/sharded", root / "undrawable/cut")
-    (root / "undrawable/cut/c/0/0/0").write_bytes(bytes(30))
-    write_volume(
-        root / "cells",
-        np.repeat(IDS.astype(np.uint64).T[..., np.newaxis], 9, 2),
-        "segmentation",
-        encoding="raw",
-    )
-    datasets = {each.name: DatasetSettings(url=str(each)) for each in root.iterdir()}
-    datasets["private"] = DatasetSettings(url=str(root / "data"), read=("ana",))
-    with client_of(Settings(datasets=datasets, callers={"ana": caller(TOKENS["ana"])})) as opened:
-        yield opened
 
 
 def get(client: httpx.Client, dataset: str, name: str, **query: str) -> httpx.Response:
@@ -108,9 +61,7 @@ def title(client: httpx.Client, dataset: str, name: str, **query: str) -> str:
 
 
 def test_channels_are_drawn_in_their_colours(client: httpx.Client) -> None:
-    """An image shows its active channels together, in the colours of its metadata; a chosen one
-    alone.
-    """
+    """An image shows its active channels in the colours of its metadata; a chosen one alone."""
     red, green = (ball(shift)[20] * np.uint8(255) for shift in (-16, 0))
     none = np.zeros_like(red)
 
@@ -132,9 +83,7 @@ def test_channels_are_drawn_in_their_colours(client: httpx.Client) -> None:
     ],
 )
 def test_unknown_position_is_400(client: httpx.Client, query: dict[str, str], told: str) -> None:
-    """A position along an axis that the picture has not, or outside of it, is named, also on the
-    page.
-    """
+    """A position along an unknown axis, or outside of it, is named, also on the page."""
     answers = [
         get(client, "data", name, path="wide", **query)
         for name in ("preview.png", "histogram.svg", "grid.svg")
@@ -245,9 +194,7 @@ def test_histogram_of_any_values_is_drawn(
 def test_grid_tells_stored_chunks_from_others(
     client: httpx.Client, dataset: str, query: dict[str, str], told: str
 ) -> None:
-    """A grid has the chunks and shards of the plane, of every format and also where no picture can
-    be drawn.
-    """
+    """A grid has the chunks and shards of the plane, of every format, also without a picture."""
     assert title(client, dataset, "grid.svg", **query) == told
 
 
@@ -309,24 +256,22 @@ async def _try(grids: ChunkGrids, dataset: Any) -> Any:
         return None
 
 
-def test_drawings_are_for_readers_only(client: httpx.Client) -> None:
-    """Drawings of a private dataset are those of no dataset to others, and private to readers."""
+@pytest.mark.parametrize("name", [*NAMES, "grid.svg"])
+def test_pictures_are_for_readers_only(client: httpx.Client, name: str) -> None:
+    """Pictures of a private dataset are those of no dataset to others, and private to readers."""
     token = {"authorization": f"Bearer {TOKENS['ana']}"}
-    for name in ("histogram.svg", "grid.svg"):
-        strangers = [get(client, dataset, name, path="bytes") for dataset in ("private", "nothing")]
-        shown = client.get(f"/api/datasets/private/{name}?path=bytes", headers=token)
+    strangers = [get(client, dataset, name, path="bytes") for dataset in ("private", "nothing")]
+    shown = client.get(f"/api/datasets/private/{name}?path=bytes", headers=token)
 
-        assert [each.status_code for each in strangers] == [401, 401]
-        assert strangers[0].text.replace("private", "nothing") == strangers[1].text
-        assert shown.text == get(client, "data", name, path="bytes").text
-        assert shown.headers["cache-control"] == "private, max-age=60, must-revalidate"
-        assert shown.headers["vary"] == "Authorization, Cookie"
+    assert [each.status_code for each in strangers] == [401, 401]
+    assert strangers[0].text.replace("private", "nothing") == strangers[1].text
+    assert shown.content == get(client, "data", name, path="bytes").content
+    assert shown.headers["cache-control"] == "private, max-age=60, must-revalidate"
+    assert shown.headers["vary"] == "Authorization, Cookie"
 
 
 def test_page_has_a_slider_for_each_other_axis(client: httpx.Client) -> None:
-    """A page has a slider or a choice for each axis that its picture does not show, at the position
-    of its own query, which its pictures have too.
-    """
+    """A page has a slider or a choice for each other axis, at the position of its query."""
     page = open_page(client, "/image/?at.t=1&at.c=2")
     sliders = {each.attrib["name"]: each.attrib for each in page.all("form//input")}
     (chosen,) = page.all("option[@selected]")

@@ -43,7 +43,5 @@ def test_visible_text_is_printable(text: str) -> None:
     ],
 )
 def test_shapes_sizes_and_keys_are_formatted(shown: str, expected: str) -> None:
-    """A long shape is cut, a size is in the largest unit that fits, and a key is percent-encoded
-    but for names of refs, which are already.
-    """
+    """A long shape is cut, a size has the largest unit that fits, and a key is percent-encoded."""
     assert shown == expected

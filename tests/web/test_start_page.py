@@ -99,9 +99,7 @@ def test_line_has_format_shape_and_size(page: Page) -> None:
     ("name", "reason"), [("away", "No such file"), ("down", "Connection refused")]
 )
 def test_unreachable_dataset_shows_its_error(page: Page, name: str, reason: str) -> None:
-    """The line of a dataset that cannot be read has the error, no picture, and no link to the
-    viewer.
-    """
+    """The line of an unreadable dataset has the error, no picture, and no link to the viewer."""
     (told,) = page.row(name).texts("span[@class='reason']")
 
     assert reason in told
@@ -193,9 +191,7 @@ def private() -> Generator[httpx.Client]:
 
 
 def test_page_has_what_the_caller_may_read(private: httpx.Client) -> None:
-    """The page lists the datasets that the caller may read, all of two hundred, and says if there
-    is none; it links `/metrics` for callers who may read it.
-    """
+    """The page lists what the caller may read, all of 200, and `/metrics` for who may read it."""
     nobody = open_page(private)
     bearer = {"authorization": f"Bearer {TOKENS['ana']}"}
     with httpx.Client(base_url=private.base_url, headers=bearer) as client:
@@ -216,11 +212,7 @@ def test_page_below_a_token_has_relative_links(private: httpx.Client) -> None:
 
 
 def test_slow_datasets_are_shown_later() -> None:
-    """Fifty datasets whose store hangs are left out after the wait, which is that of one, and are
-    there for the next page once it answers.
-
-    Without scripts a page with such datasets is loaded again after a second.
-    """
+    """Hanging datasets are left out after the wait of one, and are there for the next page."""
     gate = Gate()
     datasets = {f"d{number}": DatasetSettings(url=f"memory://d{number}") for number in range(50)}
     with client_of(Settings(datasets=datasets), wrap=gate.wrap) as client:

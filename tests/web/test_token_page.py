@@ -49,9 +49,7 @@ def test_link_reads_its_dataset_without_sign_in(browser: Browser) -> None:
 
 
 def test_revoked_link_is_refused(browser: Browser) -> None:
-    """The page names the private datasets of the person, and the links without their tokens.
-    Revoking ends one link at once, and takes it from the page.
-    """
+    """The page names datasets and links without tokens; revoking ends one link at once."""
     begin_session(browser)
     ended, kept = (make(browser).json() for _ in range(2))
     before = [read(browser, each).status_code for each in (ended, kept)]
@@ -101,9 +99,7 @@ def test_page_of_another_origin_makes_and_revokes_none(
 
 
 def test_changes_need_a_session_with_its_rights(browser: Browser) -> None:
-    """A browser without a session makes and revokes no link. With one it makes none to a dataset
-    that the person may not read, and none by an invalid request.
-    """
+    """Without a session, its rights or a valid request no link is made or revoked."""
     assert make(browser).status_code == 401
     assert end(browser, "a").status_code == 401
     begin_session(browser)

@@ -145,9 +145,7 @@ def test_viewer_link_opens_a_node(
 def test_viewer_link_of_a_segmentation_shows_its_surroundings(
     examples: httpx.Client, dataset: str, root: str
 ) -> None:
-    """The link of a segmentation has the image and the annotations in its folder, and the first
-    segments of its properties, whose meshes are drawn.
-    """
+    """The link of a segmentation has its image and annotations, and its first segments."""
     state = state_of_link(examples, f"/api/datasets/{dataset}/viewer")
     ids = examples.get(f"/{root}/properties/info").json()["inline"]["ids"]
 
@@ -209,10 +207,7 @@ def test_nothing_to_view_is_a_problem(examples: httpx.Client) -> None:
     ],
 )
 def test_address_follows_the_host_header(headers: tuple[str, str], expected: str) -> None:
-    """The address has the Host of the request if that is valid, and the token of its path.
-
-    The viewer's address has no token.
-    """
+    """The address has a valid Host and the token of its path; that of the viewer has no token."""
     plain, below = Address.of(*headers, "/at", None), Address.of(*headers, "/at", "ab%2Fc")
 
     assert (plain.base, below.base) == (f"{expected}/at", f"{expected}/at/~ab%2Fc")

@@ -159,9 +159,7 @@ def test_three_bytes_are_colours() -> None:
     ],
 )
 def test_viewable_nodes_have_a_drawn_type(node: NodeView, *, expected: bool) -> None:
-    """An array of two axes or more is viewable if Neuroglancer draws its type and knows its grid, a
-    volume always, a group never.
-    """
+    """An array is viewable with two axes, a known grid and a drawn type, a volume always."""
     assert is_viewable(node) is expected
 
 

@@ -1,6 +1,7 @@
 """Arrays of which pictures are made, as real writers write them, and others without a picture."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from tests.support.files import write_files
 from tests.support.formats.neuroglancer_precomputed.case import volume_info
 from tests.support.formats.neuroglancer_precomputed.shards import RAW_SHARDING
 from tests.support.formats.zarr.building import LITTLE, array_metadata, rectilinear
+from tests.support.viewers.images import put_image
 from tests.support.web.images import image
 
 BOMB_MIB: Final = 1024
@@ -50,6 +52,32 @@ UNDRAWABLE: Final[dict[str, Any]] = {
     "list/s0/zarr.json": [],
     "volume/info": volume_info(RAW_SHARDING) | {"num_channels": "many"},
 }
+
+
+def write_all(root: Path) -> None:
+    """Write folders of arrays of several formats."""
+    write_zarr(root / "data")
+    write_sparse(root / "sparse")
+    (root / "zipped").mkdir()
+    shutil.make_archive(str(root / "zipped/sparse"), "zip", root / "sparse")
+    put_image(root / "image")
+    write_repository(root / "repo")
+    write_undrawable(root / "undrawable")
+    shutil.copytree(root / "sparse/sharded", root / "undrawable/cut")
+    (root / "undrawable/cut/c/0/0/0").write_bytes(bytes(30))
+    write_volume(root / "volumes/em", VOLUME, "image", encoding="raw")
+    ids = {"encoding": "compressed_segmentation", "compressed_segmentation_block_size": [8, 8, 8]}
+    segments = np.repeat(IDS.astype(np.uint64).T[..., np.newaxis], 3, 2)
+    write_volume(root / "volumes/cells", segments, "segmentation", **ids)
+
+
+def write_sparse(folder: Path) -> None:
+    """Write arrays of which a corner is stored in the first plane, and nothing in the second."""
+    data = np.zeros((2, 60, 100), np.uint8)
+    data[0, :40, :60] = 7
+    for name, shards in {"sharded": (2, 40, 40), "plain": None}.items():
+        path = str(folder / name)
+        zarr.create_array(path, data=data, chunks=(1, 20, 20), shards=shards, fill_value=0)
 
 
 def write_zarr(folder: Path) -> None:

@@ -1,0 +1,70 @@
+"""Workers that draw pictures, forked one at a time from a process that has imported everything."""
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from shardgate.web import previews
+
+_SERVER: Final = """
+import os, select, socket, sys, traceback
+from contextlib import suppress
+
+sys.path.insert(0, sys.argv[2])
+import preview_worker
+import numcodecs
+
+listener = socket.socket(fileno=int(sys.argv[1]))
+while select.select([listener, 0], [], [])[0] == [listener]:
+    connection, _ = listener.accept()
+    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    if pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for each in files:
+            os.close(each)
+        with suppress(OSError), connection:  # who waited for the picture may have left
+            connection.send(bytes([code % 256]))
+        continue
+    for number, each in enumerate(files):
+        os.dup2(each, number)
+    status = 1
+    try:
+        preview_worker.main()
+        sys.stdout.flush()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+"""
+_CLIENT: Final = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    socket.send_fds(connection, [b"-"], [0, 1, 2])
+    os._exit(connection.recv(1)[0])
+"""
+
+
+@contextmanager
+def drawing_ahead() -> Generator[None]:
+    """Let services draw by such workers: to start one anew takes longer than most pictures."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        listener.bind(f"{folder}/drawing")
+        listener.listen()
+        number = listener.fileno()
+        command = [sys.executable, "-c", _SERVER, str(number), str(Path(previews.__file__).parent)]
+        client = (sys.executable, "-IS", "-c", _CLIENT, f"{folder}/drawing")
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number]):
+            patch.setattr("shardgate.main.worker_command", lambda: client)
+            yield

@@ -32,8 +32,8 @@ CHUNKS: Final = {f"0/{band}/c/{y}/{x}" for band in BANDS for y in range(3) for x
 ABSENT: Final = {f"0/{band}/c/1/2" for band in BANDS}
 ROOTS: Final = ("folder", f"~{TOKENS['ana']}/private/@tag.v1")
 DAMAGED: Final = 424
-POLL_MS: Final = 20
-LONGEST_POLLS: Final = 3000
+POLL_MS: Final = 100
+LONGEST_POLLS: Final = 600
 
 
 def band(number: int) -> npt.NDArray[np.float32]:

@@ -204,7 +204,7 @@ def test_viewer_link_shows_the_data(
             page.locator("a.button").click()
         page.wait_for_url("**/viewer/v/page/**")
         while page.evaluate("typeof viewer") == "undefined":
-            page.wait_for_timeout(20)
+            page.wait_for_timeout(100)
         with Image.open(io.BytesIO(picture_when_still(page, layers))) as image:
             image.save(pictures / f"start-viewer-{name}.png")
             pixels = np.asarray(image.convert("RGB"), np.int16)

@@ -75,7 +75,7 @@ type Pixels = npt.NDArray[np.int16]
 """Rows of columns of red, green and blue."""
 
 _LOAD_S: Final = 120.0
-_POLL_MS: Final = 20
+_POLL_MS: Final = 100
 _SIZE: Final = ViewportSize(width=800, height=600)
 
 RESTORE: Final = "state => { viewer.state.reset(); viewer.state.restoreState(state); }"

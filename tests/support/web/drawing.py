@@ -24,16 +24,13 @@ import numcodecs
 listener = socket.socket(fileno=int(sys.argv[1]))
 while select.select([listener, 0], [], [])[0] == [listener]:
     connection, _ = listener.accept()
-    _, files, _, _ = socket.recv_fds(connection, 1, 3)
     if pid := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        for each in files:
-            os.close(each)
         with suppress(OSError), connection:  # who waited for the picture may have left
             connection.send(bytes([code % 256]))
         continue
-    for number, each in enumerate(files):
-        os.dup2(each, number)
+    for number in range(3):
+        os.dup2(connection.fileno(), number)
     status = 1
     try:
         preview_worker.main()
@@ -43,13 +40,19 @@ while select.select([listener, 0], [], [])[0] == [listener]:
         traceback.print_exc()
     os._exit(status)
 """
+"""Draws for each connection, and sends the status behind the answer."""
 _CLIENT: Final = """
-import os, socket, sys
+import socket, sys
+
 with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(sys.argv[1])
-    socket.send_fds(connection, [b"-"], [0, 1, 2])
-    os._exit(connection.recv(1)[0])
+    connection.sendall(sys.stdin.buffer.read())
+    answer = b"".join(iter(lambda: connection.recv(2**20), b""))
+    output = sys.stderr if answer[-1] else sys.stdout
+    output.buffer.write(answer[:-1])
+    sys.exit(answer[-1])
 """
+"""Stands for the worker: its pipes are its own, so that they end with it."""
 
 
 @contextmanager

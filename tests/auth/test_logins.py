@@ -29,6 +29,7 @@ from tests.support.auth.browsing import (
     settings,
 )
 from tests.support.auth.provider import Provider
+from tests.support.pages import main_links
 from tests.support.serving import serving
 
 LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
@@ -281,7 +282,6 @@ def test_failing_records_of_tokens_are_told(provider: Provider, tmp_path: Path) 
         failed = browser.client.post("/login/end")
 
     assert page.status_code == failed.status_code == 503
-    links = re.findall('<a [^>]*href="([^"]*)"', page.text.partition("<main>")[2])
-    assert links[:2] == ["", "/"]
+    assert main_links(page.text)[:2] == ["", "/"]
     assert "at the moment" in failed.json()["detail"]
     assert browser.name("session") not in browser.client.cookies

@@ -1,6 +1,8 @@
 """Pages of the service, parsed strictly as HTML."""
 
+import re
 from dataclasses import dataclass
+from html import unescape
 from typing import Any, cast
 from xml.etree.ElementTree import Element  # a tree that html5lib made, no XML from elsewhere
 
@@ -43,6 +45,12 @@ class Page:
             for each in self.all("details")
             if (code := each.find(".//code")) is not None
         }
+
+
+def main_links(text: str) -> list[str]:
+    """Return where the links of a page lead, between its header and its footer."""
+    main = text.partition("<main")[2].partition("</main>")[0]
+    return [unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', main)]
 
 
 def open_page(client: httpx.Client, path: str = "/") -> Page:

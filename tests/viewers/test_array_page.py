@@ -1,6 +1,5 @@
 """The pictures on the page of an array in a browser: sliders, and the grid of chunks."""
 
-import io
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
@@ -8,8 +7,6 @@ from typing import Final
 import numpy as np
 import pytest
 import zarr
-from numpy.typing import NDArray
-from PIL import Image
 from playwright.sync_api import Browser, Locator, Route, ViewportSize
 
 from shardgate.settings import DatasetSettings, Settings
@@ -17,6 +14,7 @@ from tests.support.gates import Gate
 from tests.support.processes import wait_until
 from tests.support.serving import serving
 from tests.support.viewers.images import put_image
+from tests.support.viewers.viewing import Pixels, decode
 
 DESK: Final = ViewportSize(width=1200, height=900)
 HAND: Final = ViewportSize(width=390, height=800)
@@ -50,13 +48,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield served
 
 
-def shot(picture: Locator) -> NDArray[np.uint8]:
+def shot(picture: Locator) -> Pixels:
     """Return the pixels of a picture as it is shown."""
-    with Image.open(io.BytesIO(picture.screenshot())) as image:
-        return np.asarray(image.convert("RGB"))
+    return decode(picture.screenshot())
 
 
-def colour_at(shown: NDArray[np.uint8], left: float, top: float) -> Sequence[int]:
+def colour_at(shown: Pixels, left: float, top: float) -> Sequence[int]:
     """Return the colour at a part of the width and the height of a picture."""
     height, width, _ = shown.shape
     return [int(part) for part in shown[int(top * height), int(left * width)]]

@@ -1,6 +1,5 @@
 """The examples of the demo in Neuroglancer, and the pictures of them in `docs/pictures`."""
 
-import io
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,7 @@ from tests.support.documents import ROOT
 from tests.support.examples import datasets_of
 from tests.support.serving import serving
 from tests.support.viewers.links import linked_state
-from tests.support.viewers.viewing import Neuroglancer, Pixels, View
+from tests.support.viewers.viewing import Neuroglancer, Pixels, View, decode
 
 PICTURES: Final = ROOT / "docs/pictures"
 MOST_NBYTES: Final = 200_000
@@ -55,12 +54,6 @@ def drawn(views: Mapping[str, View], url: str, pictures: Path) -> Mapping[str, P
         image = Image.fromarray(pixels.astype(np.uint8)).quantize(256)
         image.save(pictures / f"docs-{name}.png", optimize=True)
     return found
-
-
-def decode(picture: bytes) -> Pixels:
-    """Return the pixels of a picture."""
-    with Image.open(io.BytesIO(picture)) as image:
-        return np.asarray(image.convert("RGB"), np.int16)
 
 
 def test_link_of_cells_draws_meshes_in_3d(views: Mapping[str, View]) -> None:

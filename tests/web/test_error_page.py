@@ -1,8 +1,6 @@
 """`shardgate.web.error_page`: what browsers get in place of problem documents."""
 
-import html
 import json
-import re
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -13,6 +11,7 @@ from shardgate.server.problems import Failure
 from shardgate.server.request import Headers, PathPrefix
 from shardgate.settings import LoginSettings
 from shardgate.web.error_page import ErrorPages
+from tests.support.pages import main_links
 
 HTML: Final = b"text/html,*/*;q=0.8"
 SIGN_IN: Final = LoginSettings(issuer="lab", client_id="a")
@@ -29,12 +28,6 @@ async def explain(
     failure = Failure(HTTPStatus(status), reason)
     response = await ErrorPages(login).explain(request, failure)
     return dict(cast("Headers", response.headers)), cast("bytes", response.body).decode()
-
-
-def links(page: str) -> list[str]:
-    """Return where the links of a page lead, between its header and its footer."""
-    page = page.partition("<main>")[2].partition("</main>")[0]
-    return [html.unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', page)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ async def test_page_of_an_error_leads_on(path: str, status: int, ways: list[str]
     """A page leads to the start page and to what may help; it is neither stored nor framed."""
     headers, page = await explain(path, status)
 
-    assert links(page) == [*ways, "/arrays/"]
+    assert main_links(page) == [*ways, "/arrays/"]
     assert f"<h1>{HTTPStatus(status).phrase}</h1>" in page
     assert headers[b"content-type"] == b"text/html; charset=utf-8"
     assert headers[b"cache-control"] == b"no-store"
@@ -90,7 +83,7 @@ async def test_service_without_sign_in_leads_to_none() -> None:
     """Where people cannot sign in, pages of errors do not lead there."""
     _, page = await explain("/private/", 401, login=LoginSettings())
 
-    assert links(page) == ["/arrays/"]
+    assert main_links(page) == ["/arrays/"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`shardgate.web.login`: what issuers refuse, and the ways on from it."""
 
-import html
-import re
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
@@ -21,6 +19,7 @@ from tests.support.auth.browsing import (
     settings,
 )
 from tests.support.auth.provider import Provider
+from tests.support.pages import main_links
 from tests.support.serving import client_of, serving
 
 COMMAND: Final = f"/login/command?challenge={'a' * 43}&port="
@@ -37,12 +36,6 @@ def refuse(browser: Browser, asked: httpx.Response, error: str) -> httpx.Respons
     state = parse_qs(urlsplit(asked.headers["location"]).query)["state"][0]
     query = urlencode({"error": error, "state": state})
     return browser.client.get(f"{CALLBACK}?{query}")
-
-
-def links(response: httpx.Response) -> list[str]:
-    """Return where the links of a page lead."""
-    page = response.text.partition("<main")[2].partition("</main>")[0]
-    return [html.unescape(each) for each in re.findall('<a [^>]*href="([^"]*)"', page)]
 
 
 @pytest.mark.parametrize("path", [f"{AUTHORIZE}?other=", "/login?page=/private/&other="])
@@ -68,7 +61,7 @@ def test_every_error_has_a_way_on(browser: Browser, provider: Provider, path: st
     """The page of a refused sign-in links to another one, to its own, and to the start page."""
     begun = browser.begin(path)
     page = refuse(browser, begun, "access_denied")
-    other, *again, start = links(page)
+    other, *again, start = main_links(page.text)
 
     assert page.status_code == 403
     assert "refused the sign-in: access_denied" in Page(page).text
@@ -85,7 +78,7 @@ def test_every_error_has_a_way_on(browser: Browser, provider: Provider, path: st
 def test_page_that_cannot_begin_has_a_way_on(browser: Browser, path: str) -> None:
     """The page of a sign-in that cannot begin, or has ended, links to another one."""
     page = browser.begin(path, **{"sec-fetch-dest": "iframe"})
-    other, *_, start = links(page)
+    other, *_, start = main_links(page.text)
 
     assert page.status_code in {400, 403}
     assert browser.begin(other).status_code == 303
@@ -162,7 +155,7 @@ def test_error_outside_of_a_sign_in_is_a_page_to_browsers(
     """A mistyped path and a foreign host name are answered by a page with a way on."""
     page = browser.client.get(path, headers={"accept": "text/html", "host": host})
 
-    assert (page.status_code, links(page)) == (status, ways)
+    assert (page.status_code, main_links(page.text)) == (status, ways)
     assert page.headers["cache-control"] == "no-store"
 
 

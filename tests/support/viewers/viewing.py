@@ -171,7 +171,7 @@ class Neuroglancer:
         file.write_bytes(picture)
         if faults:  # their messages would stay
             self._load()
-        return View(asked, faults, values, _decode(picture))
+        return View(asked, faults, values, decode(picture))
 
     def opened(self, state: Json) -> Page:
         """Open *state*, and return the page."""
@@ -234,6 +234,7 @@ def read_values(page: Page, layer: str, voxels: Voxels) -> list[int | None]:
     return [None if value is None else int(value) for value in json.loads(found)]
 
 
-def _decode(picture: bytes) -> Pixels:
+def decode(picture: bytes) -> Pixels:
+    """Return the pixels of a *picture*."""
     with Image.open(io.BytesIO(picture)) as image:
         return np.asarray(image.convert("RGB"), np.int16)

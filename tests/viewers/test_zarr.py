@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import icechunk
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tensorstore
 import xarray
@@ -21,25 +20,28 @@ from tests.support.auth.people import TOKENS, caller
 from tests.support.clients.precomputed.volumes import Scale, Volume, by_cloudvolume
 from tests.support.serving import serving
 from tests.support.viewers.stripes import AXES, CENTER, INNER, SECTIONS, SHAPE, VALUES, state, write
-from tests.support.viewers.viewing import Neuroglancer, View, sections
+from tests.support.viewers.viewing import Neuroglancer, View
 
 LATER: Final = np.where(VALUES, 252 * 257 - VALUES, 0).astype(np.uint16)
 """The negative, with the same hole."""
 STATES: Final = {"v1": VALUES, "main": LATER}
 """Values by the tag or branch of the repository, and by the folder that holds them as well."""
-PATHS: Final = ("v1/sharded", "repository/@tag.v1/plain", "repository/@branch.main/sharded")
+BELOW: Final = f"~{TOKENS['ana']}"
+TAGGED: Final = f"{BELOW}/repository/@tag.v1/plain"
+BRANCH: Final = f"{BELOW}/repository/@branch.main/sharded"
+PATHS: Final = ("v1/sharded", TAGGED, BRANCH)
 TWINS: Final = (
     ("v1/sharded", "v1/plain"),
     ("v1/sharded", "raw/sharded"),
-    ("repository/@tag.v1/plain", "v1/plain"),
-    pytest.param("repository/@branch.main/sharded", "main/sharded", marks=pytest.mark.soak),
+    (TAGGED, "v1/plain"),
+    pytest.param(BRANCH, "main/sharded", marks=pytest.mark.soak),
 )
 """Arrays, and the same values without shards, as shards, or without a repository."""
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetSettings]:
-    """Write a repository of two states, the first tagged, and a folder for each of them."""
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Write a private repository of two states, the first tagged, and a folder for each of them."""
     root = tmp_path_factory.mktemp("states")
     storage = icechunk.local_filesystem_storage(str(root / "repository"))
     repository = icechunk.Repository.create(storage)
@@ -50,14 +52,16 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetSetti
         if name == "v1":
             repository.create_tag(name, snapshot_id=snapshot_id)
         write(LocalStore(root / name), values)
-    found = {name: DatasetSettings(url=str(root / name)) for name in ("repository", *STATES)}
-    return found | {"raw": DatasetSettings(url=str(root / "v1"), view="raw")}
+    datasets = {name: DatasetSettings(url=str(root / name)) for name in STATES}
+    datasets["raw"] = DatasetSettings(url=str(root / "v1"), view="raw")
+    datasets["repository"] = DatasetSettings(url=str(root / "repository"), read=("ana",))
+    return Settings(callers={"ana": caller(TOKENS["ana"])}, datasets=datasets)
 
 
 @pytest.fixture(scope="module")
-def service(datasets: dict[str, DatasetSettings]) -> Generator[str]:
+def service(settings: Settings) -> Generator[str]:
     """Serve all datasets."""
-    with serving(Settings(datasets=datasets)) as url:
+    with serving(settings) as url:
         yield url
 
 
@@ -119,11 +123,11 @@ def test_view_equals_that_of_its_twin(look: Look, path: str, twin: str) -> None:
 
 
 def test_page_of_another_origin_gets_no_data(
-    neuroglancer: Neuroglancer, datasets: dict[str, DatasetSettings]
+    neuroglancer: Neuroglancer, settings: Settings
 ) -> None:
     """A page whose origin `cors_origins` does not name gets no response."""
     server = ServerSettings(cors_origins=("https://viewer.example",))
-    with serving(Settings(server=server, datasets=datasets)) as url:
+    with serving(settings.model_copy(update={"server": server})) as url:
         shown = state(f"{url}/v1/sharded")
         view = neuroglancer.look(shown, "zarr-forbidden", {"data": SECTIONS[:1]})
 
@@ -132,53 +136,24 @@ def test_page_of_another_origin_gets_no_data(
     assert view.values == {"data": [None]}
 
 
-PRIVATE_SHAPE: Final = (20, 30, 40)
-PRIVATE_CENTER: Final = (10, 15, 20)
-PRIVATE: Final[npt.NDArray[np.uint16]] = np.arange(1, 24_001, dtype=np.uint16).reshape(
-    PRIVATE_SHAPE
-)
-
-
-@pytest.fixture(scope="module")
-def below(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Return the URL of a private dataset below Ana's token."""
-    root = tmp_path_factory.mktemp("private")
-    _write_zarr(root / "group")
-    scale = Scale(PRIVATE.T[..., np.newaxis], None, chunk=(16, 16, 16), resolution=(1, 1, 1))
-    by_cloudvolume(Volume("", by_cloudvolume, [scale]), root / "volume", sharded=False)
-    settings = Settings(
-        callers={"ana": caller(TOKENS["ana"])},
-        datasets={"private": DatasetSettings(url=str(root), read=("ana",))},
-    )
-    with serving(settings) as url:
-        yield f"{url}/~{TOKENS['ana']}/private"
-
-
-def _write_zarr(path: Path) -> None:
-    dataset = xarray.Dataset({"a": (AXES, PRIVATE)})
-    encoding = {"a": {"chunks": (8, 8, 8), "shards": (16, 16, 16)}}
-    dataset.to_zarr(path, zarr_format=3, consolidated=False, encoding=encoding)
-
-
-def test_neuroglancer_shows_a_private_array(neuroglancer: Neuroglancer, below: str) -> None:
-    """Neuroglancer shows an array of a private dataset by the token in its URL."""
-    voxels = sections(PRIVATE_SHAPE, PRIVATE_CENTER)
-    private_state = state(f"{below}/group/a", PRIVATE_CENTER)
-    view = neuroglancer.look(private_state, "private", {"data": voxels})
-
-    assert view.values["data"] == PRIVATE[tuple(voxels.T)].tolist()
-
-
-def test_libraries_read_a_private_array(below: str) -> None:
+def test_libraries_read_a_private_array(tmp_path: Path) -> None:
     """zarr, xarray, tensorstore and cloud-volume read a private array by the token in its URL."""
-    found = {
-        "zarr": zarr.open_array(f"{below}/group/a", mode="r")[...],
-        "xarray": xarray.open_zarr(f"{below}/group", consolidated=False).a,
-        "tensorstore": tensorstore.open({"driver": "zarr3", "kvstore": f"{below}/group/a/"})
-        .result()
-        .read()
-        .result(),
-        "cloud-volume": CloudVolume(f"precomputed://{below}/volume", progress=False)[:][..., 0].T,
-    }
+    expected = VALUES[:16, :24, :32]
+    encoding = {"a": {"chunks": (8, 8, 8), "shards": (16, 16, 16)}}
+    group = xarray.Dataset({"a": (AXES, expected)})
+    group.to_zarr(tmp_path / "group", zarr_format=3, consolidated=False, encoding=encoding)
+    scale = Scale(expected.T[..., np.newaxis], None, chunk=(16, 16, 16), resolution=(1, 1, 1))
+    by_cloudvolume(Volume("", by_cloudvolume, [scale]), tmp_path / "volume", sharded=False)
+    private = {"private": DatasetSettings(url=str(tmp_path), read=("ana",))}
+    callers = {"ana": caller(TOKENS["ana"])}
+    with serving(Settings(callers=callers, datasets=private)) as url:
+        root = f"{url}/{BELOW}/private"
+        array = {"driver": "zarr3", "kvstore": f"{root}/group/a/"}
+        found = {
+            "zarr": zarr.open_array(f"{root}/group/a", mode="r")[...],
+            "xarray": xarray.open_zarr(f"{root}/group", consolidated=False).a.to_numpy(),
+            "tensorstore": tensorstore.open(array).result().read().result(),
+            "cloud-volume": CloudVolume(f"precomputed://{root}/volume", progress=False)[:].T[0],
+        }
     for library, values in found.items():
-        np.testing.assert_array_equal(np.asarray(values), PRIVATE, library)
+        np.testing.assert_array_equal(np.asarray(values), expected, library)

@@ -69,8 +69,7 @@ def desk(browser: Browser) -> Generator[Page]:
 @pytest.fixture(scope="module")
 def hand(browser: Browser) -> Generator[Page]:
     """Open the window of a phone, which is dark, and in which scripts are off."""
-    dark = {"viewport": HAND, "color_scheme": "dark", "java_script_enabled": False}
-    with opened(browser, **dark) as page:
+    with opened(browser, viewport=HAND, color_scheme="dark", java_script_enabled=False) as page:
         yield page
 
 

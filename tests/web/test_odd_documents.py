@@ -26,11 +26,15 @@ WIDE: Final = array_metadata([2, 3, 2048, 2048, 2048], [1, 1, 2048, 2048, 2048],
 """Its chunks are too large for a picture, which would take a process for each document."""
 
 
-def scaled(*scales: list[float]) -> dict[str, Any]:
-    """Return an image whose finest level has these scale transformations."""
-    steps = [{"type": "scale", "scale": scale} for scale in scales]
-    levels = [{"path": "s0", "coordinateTransformations": steps}]
+def levelled(path: str = "s0", steps: Any = ()) -> dict[str, Any]:
+    """Return an image of one level, at *path* and with transformations *steps*."""
+    levels = [{"path": path, "coordinateTransformations": steps}]
     return image(multiscales=[{"axes": AXES, "datasets": levels}])
+
+
+def scaled(*scales: list[float]) -> dict[str, Any]:
+    """Return an image whose level has these scale transformations."""
+    return levelled(steps=[{"type": "scale", "scale": scale} for scale in scales])
 
 
 def windowed(*values: Any) -> dict[str, Any]:
@@ -65,24 +69,19 @@ DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
     "many-attributes": {"zarr.json": WIDE | {"attributes": {"x": MANY}}},
     "text": {"info": "no JSON"},
     "deep": {"info": "[" * 100_000},
-    "levels-above": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
-        {"path": "../../secret"}]}])},
-    "level-surrogate": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
-        {"path": "\ud800"}]}])},
+    "levels-above": {"zarr.json": levelled("../../secret")},
+    "level-surrogate": {"zarr.json": levelled("\ud800")},
     "tiny-steps": {"zarr.json": scaled([1e-200] * 5, [1e-200] * 5), "s0/zarr.json": WIDE},
     "opposite-steps": {"zarr.json": scaled(*[[1e29, 1e-29] * 2 + [1]] * 4), "s0/zarr.json": WIDE},
     "many-huge-steps": {"zarr.json": scaled(*[[1e29] * 5] * 60), "s0/zarr.json": WIDE},
-    "far-away": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
-        {"path": "s0", "coordinateTransformations": [{"translation": [1e308] * 5}]}]}]),
-        "s0/zarr.json": WIDE},
+    "far-away": {"zarr.json": levelled(steps=[{"translation": [1e308] * 5}]), "s0/zarr.json": WIDE},
     "zero-steps": {"zarr.json": scaled([0] * 5), "s0/zarr.json": ARRAY},
     "infinite-steps": {"zarr.json": scaled([float("inf")] * 5), "s0/zarr.json": WIDE},
     "nan-window": {"zarr.json": windowed(float("nan"), 1), "s0/zarr.json": WIDE},
     "text-window": {"zarr.json": windowed("inf", "nan"), "s0/zarr.json": WIDE},
     "many-channels": {"zarr.json": image(omero={"channels": MANY}), "s0/zarr.json": WIDE},
     "many-images": {"zarr.json": image(multiscales=MANY), "s0/zarr.json": WIDE},
-    "many-steps": {"zarr.json": image(multiscales=[{"axes": AXES, "datasets": [
-        {"path": "s0", "coordinateTransformations": MANY}]}]), "s0/zarr.json": WIDE},
+    "many-steps": {"zarr.json": levelled(steps=MANY), "s0/zarr.json": WIDE},
     "zero-resolution": {"info": info(resolution=[0, 0, 0])},
     "negative-resolution": {"info": info(resolution=[-1, 1, 1])},
     "huge-offset": {"info": info(voxel_offset=[HUGE, 0, 0])},

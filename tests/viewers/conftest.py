@@ -12,7 +12,9 @@ from playwright.sync_api import Browser
 from tests.support.documents import ROOT
 from tests.support.viewers.browser import launched
 from tests.support.viewers.viewing import Neuroglancer, paging_client
-from tests.support.web.drawing import drawing_ahead
+from tests.support.web.drawing import drawing, drawing_worker
+
+__all__ = ["drawing", "drawing_worker"]
 
 
 class _Shared:
@@ -56,12 +58,6 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None]:
     finally:
         if nextitem is None or nextitem.path.parent != Path(__file__).parent:
             _shared.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _drawing() -> Generator[None]:
-    with drawing_ahead():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -55,19 +54,21 @@ with socket.socket(socket.AF_UNIX) as connection:
 """Stands for the worker: its pipes are its own, so that they end with it."""
 
 
-@contextmanager
-def drawing_ahead() -> Generator[None]:
-    """Let services draw by such workers: to start one anew takes longer than most pictures."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+@pytest.fixture(scope="session")
+def drawing_worker() -> Generator[Sequence[str]]:
+    """Run the process, and return the command that stands for a worker."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/drawing")
         listener.listen()
         number = listener.fileno()
         command = [sys.executable, "-c", _SERVER, str(number), str(Path(previews.__file__).parent)]
-        client = (sys.executable, "-IS", "-c", _CLIENT, f"{folder}/drawing")
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number]):
-            patch.setattr("shardgate.main.worker_command", lambda: client)
-            yield
+            yield sys.executable, "-IS", "-c", _CLIENT, f"{folder}/drawing"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawing(drawing_worker: Sequence[str]) -> Generator[None]:
+    """Let services draw by it: to start a worker anew takes longer than most pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardgate.main.worker_command", lambda: drawing_worker)
+        yield

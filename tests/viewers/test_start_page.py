@@ -90,7 +90,7 @@ def test_page_fits_a_desktop_and_a_phone(
 
 def test_filter_hides_other_datasets(desk: Page, url: str) -> None:
     """Text in the filter box leaves, and counts, the lines of datasets with it in their names."""
-    desk.goto(f"{url}/")
+    desk.goto(f"{url}/", wait_until="networkidle")
     desk.get_by_role("searchbox").fill("STOR")
     for viewport in (HAND, DESK):
         desk.set_viewport_size(viewport)
@@ -100,7 +100,7 @@ def test_filter_hides_other_datasets(desk: Page, url: str) -> None:
 
 def test_snippet_is_selected_or_copied_by_one_click(desk: Page, url: str) -> None:
     """A click on a snippet selects all of its code; one on its button copies the same."""
-    desk.goto(f"{url}/image/s0/")
+    desk.goto(f"{url}/image/s0/", wait_until="networkidle")
     desk.locator(".snippet code").first.click()
     taken = str(desk.evaluate("String(getSelection())"))
     desk.locator("button.copy").first.click()
@@ -165,7 +165,7 @@ def test_picture_has_its_time(desk: Page, url: str, told: str, *, is_mixed: bool
         route.fulfill(response=fetched, headers={**fetched.headers, **mark})
 
     desk.route("**/preview.png*", answer)
-    desk.goto(f"{url}/image/s0/")
+    desk.goto(f"{url}/image/s0/", wait_until="networkidle")
     title = desk.locator(f"img.plane[title*='{told}']").first.get_attribute("title") or ""
     desk.unroute_all()
 

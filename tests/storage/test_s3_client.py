@@ -17,7 +17,7 @@ from shardgate.errors import StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.refusals import Refusal
-from shardgate.storage.s3_client import S3Client
+from shardgate.storage.s3_client import S3Client, _shared_loader
 from tests.support.storage.listening import Handler, Listener
 
 MIB: Final = 1024**2
@@ -117,6 +117,19 @@ async def test_body_is_sent_to_a_server_that_never_asks_for_it(
 
     assert not isinstance(answer, Refusal)
     assert heard.requests[0][1] == BODY[:nbytes]
+
+
+async def test_first_request_reads_no_description_of_s3(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new client has botocore's descriptions of S3; its first request reads no file of them."""
+    _shared_loader.cache_clear()
+    async with aclosing(S3Client(StoreSettings(endpoint_url=heard.url, anonymous=True))) as s3:
+        monkeypatch.setattr(_shared_loader(), "file_loader", None)
+
+        await s3.send(REF, "put_object", Body=b"body")
+
+    assert heard.requests[0][1] == b"body"
 
 
 async def test_large_body_of_a_refused_request_is_not_sent(heard: Heard, s3: S3Client) -> None:

@@ -75,7 +75,7 @@ PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 
 _shared_loader: Final = cache(create_loader)
-"""Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s."""
+"""Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s, at the start."""
 
 type S3Answer = dict[str, Any]
 type SendS3 = Callable[..., Awaitable[S3Answer | Refusal]]
@@ -135,6 +135,7 @@ class S3Client:
         self.policy = RetryPolicy(2 * deadline_s)
         self._session = _open_session()
         self._session.register_component("data_loader", _shared_loader())
+        self._session.warm_up_loader_caches("s3")  # else the first request waits for it
         key_id = settings.access_key_id
         secret = settings.secret_access_key
         if key_id is not None and secret is not None:

@@ -93,6 +93,17 @@ def test_opened_array_takes_one_request(service: str, place: Place) -> None:
         assert len(proxy.seen) == 1
 
 
+def test_sessions_of_one_dataset_share_an_http_client(service: str, place: Place) -> None:
+    """The next session uses the HTTP client of the one before, and is another store."""
+    path = place.folder.name
+    with open_session(f"{service}/all", path=path) as one:
+        first = one.store
+    with open_session(f"{service}/all", path=path) as other:
+        assert other.store.store is first.store
+        assert other.store != first
+        assert other.store == pickle.loads(pickle.dumps(other.store))  # noqa: S301 - our own
+
+
 def test_conflicting_commit_raises_and_leaves_the_session_open(service: str, place: Place) -> None:
     """A commit of chunks that others wrote raises with these chunks; ``ours`` then commits."""
     with (
@@ -172,7 +183,7 @@ def test_session_without_a_store_is_discarded(
     service: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session whose store cannot be opened is discarded."""
-    monkeypatch.setattr("shardgate.client.S3Store", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr("shardgate.client._open_store", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         open_session(f"{service}/all", path=place.folder.name)
 

@@ -7,9 +7,9 @@ number of programs may commit to one branch at the same time: the service rebase
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, lru_cache
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -70,9 +70,10 @@ def open_session(
     if token is not None and not _TOKEN.fullmatch(token):
         raise SessionError("token: expected ASCII characters without spaces and line breaks")
     service, _, dataset = url.rstrip("/").rpartition("/")
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     tls = _trusted() if service.startswith("https:") else False
-    client = httpx.Client(base_url=f"{service}/", headers=headers, timeout=_TIMEOUT, verify=tls)
+    client = httpx.Client(
+        base_url=f"{service}/", headers=_headers(token), timeout=_TIMEOUT, verify=tls
+    )
     sessions = f"api/datasets/{dataset}/sessions"
     query = {"path": path} if path else {}
     with ExitStack() as undo:
@@ -84,8 +85,9 @@ def open_session(
         session_id = str(begun["session_id"])
         api = f"{sessions}/{session_id}"
         undo.callback(_discard, client, api, query)
-        prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}"])
-        session = Session(client, api, query, begun, _open_store(service, dataset, prefix, headers))
+        prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}/"])
+        store = _SessionStore(_open_store(service, dataset, token), prefix=prefix)
+        session = Session(client, api, query, begun, store)
         undo.pop_all()  # all that is the session's from here on
     return session
 
@@ -175,14 +177,31 @@ class Session:
             self._client.close()
 
 
+def _headers(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
 @cache
 def _trusted() -> ssl.SSLContext:
     """Return the trusted authorities; reading them takes longer than a commit."""
     return httpx.create_ssl_context()
 
 
-class _Zarr3Store(ObjectStore[S3Store]):
-    """The store of a session, which has documents of version 3 only."""
+class _SessionStore(ObjectStore[S3Store]):
+    """The keys of *store* below *prefix*, which ends in a slash: those of a session."""
+
+    def __init__(self, store: S3Store, *, prefix: str, read_only: bool = False) -> None:
+        super().__init__(store, read_only=read_only)
+        self._prefix = prefix
+
+    def __eq__(self, other: object) -> bool:
+        is_same = isinstance(other, _SessionStore) and self._prefix == other._prefix
+        return is_same and super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of all stores of zarr-python
+
+    def with_read_only(self, read_only: bool = False) -> Self:  # noqa: FBT001, FBT002  zarr's
+        return type(self)(self.store, prefix=self._prefix, read_only=read_only)
 
     async def get(
         self,
@@ -193,22 +212,63 @@ class _Zarr3Store(ObjectStore[S3Store]):
         # zarr-python looks for both versions at once, each time that it opens an array or group.
         if key.rpartition("/")[2] in _DOCUMENTS_OF_ZARR_2:
             return None
-        return await super().get(key, prototype, byte_range)
+        return await super().get(self._prefix + key, prototype, byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        below = [(self._prefix + key, byte_range) for key, byte_range in key_ranges]
+        return await super().get_partial_values(prototype, below)
+
+    async def exists(self, key: str) -> bool:
+        return await super().exists(self._prefix + key)
+
+    async def getsize(self, key: str) -> int:
+        return await super().getsize(self._prefix + key)
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        return await super().getsize_prefix(self._prefix + prefix)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await super().set(self._prefix + key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        await super().set_if_not_exists(self._prefix + key, value)
+
+    async def delete(self, key: str) -> None:
+        await super().delete(self._prefix + key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        self._check_writable()
+        # It deletes the keys that it lists, as `delete` of this class could not.
+        await ObjectStore(self.store).delete_dir(self._prefix + prefix)
+
+    def list(self) -> AsyncGenerator[str]:
+        return self.list_prefix("")
+
+    async def list_prefix(self, prefix: str) -> AsyncGenerator[str]:
+        async for key in super().list_prefix(self._prefix + prefix):
+            yield key.removeprefix(self._prefix)
+
+    async def list_dir(self, prefix: str) -> AsyncGenerator[str]:
+        async for name in super().list_dir(self._prefix + prefix):
+            yield name
 
 
-def _open_store(
-    service: str, dataset: str, prefix: str, headers: dict[str, str]
-) -> ObjectStore[Any]:
-    return _Zarr3Store(
-        S3Store(
-            dataset,
-            prefix=prefix,
-            endpoint=service,
-            region="us-east-1",
-            skip_signature=True,
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": True, "default_headers": headers, "timeout": "10m"},
-        )
+@lru_cache(maxsize=16)
+def _open_store(service: str, dataset: str, token: str | None) -> S3Store:
+    """Open the store of a dataset: an HTTP client, which reads the trusted authorities.
+
+    That takes longer than all else in a session, so the next one uses the same.
+    """
+    headers = _headers(token)
+    return S3Store(
+        dataset,
+        endpoint=service,
+        region="us-east-1",
+        skip_signature=True,
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, "default_headers": headers, "timeout": "10m"},
     )
 
 

@@ -17,6 +17,7 @@ from zarr.storage import ObjectStore
 from zarr.testing import strategies
 from zarr.testing.store import StoreTests
 
+from shardgate import client, open_session
 from shardgate.settings import DatasetSettings, Settings
 from shardgate.storage.contract import TEMPORARY
 from tests.support.clients.filling import over_obstore
@@ -158,6 +159,17 @@ class TestOverObstore(StoreTests[Any, cpu.Buffer]):
         assert store.supports_listing
 
 
+class TestBelowAPrefix(TestOverObstore):
+    """Tests that zarr-python has for every store, on that of a session, which adds a prefix."""
+
+    store_cls: Any = client._SessionStore  # noqa: SLF001 - as it is pickled and made again
+
+    @pytest.fixture
+    def store_kwargs(self, url: str, prefix: str) -> dict[str, Any]:
+        """Return the arguments of the store."""
+        return {"store": client._open_store(url, "raw", None), "prefix": f"{prefix}/"}  # noqa: SLF001 - as above
+
+
 @pytest.mark.soak
 @in_each_store
 def test_random_key_operations_agree_with_a_dict(
@@ -184,7 +196,8 @@ def test_random_changes_in_a_session_agree_with_a_memory_store(
     """After random changes, a session reads and lists as zarr's memory store."""
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
     root = DatasetSettings(url=str(tmp_path), writable=True)
-    with serving(Settings(datasets={"data": root})) as url:
-        answer = httpx.post(f"{url}/api/datasets/data/sessions", json={}).raise_for_status()
-        store = open_store(url, f"@session.{answer.json()['session_id']}")
-        run(ZarrHierarchyStateMachine, store, length)
+    with (
+        serving(Settings(datasets={"data": root})) as url,
+        open_session(f"{url}/data") as session,
+    ):
+        run(ZarrHierarchyStateMachine, session.store, length)

@@ -3,11 +3,16 @@
 import re
 from contextlib import aclosing
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pytest
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from shardgate.model import ObjectRef
@@ -105,6 +110,39 @@ async def test_put_has_the_signature_of_botocore(options: dict[str, Any], *, pay
                 ours = dict(line.split(": ", 1) for line in lines.decode().splitlines())
             assert ours.items() <= theirs.items()
             assert theirs.keys() - ours.keys() <= UNSIGNED
+
+
+@given(
+    key=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40),
+    metadata=st.dictionaries(
+        st.text("abcyz019-", min_size=1, max_size=8),
+        st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12),
+        max_size=5,
+    ),
+    body=st.binary(max_size=40),
+    secret=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=50),
+    token=st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1),
+)
+def test_signatures_of_random_puts_are_those_of_botocore(
+    key: str, metadata: dict[str, str], body: bytes, secret: str, token: str | None
+) -> None:
+    """Any PUT, of any key, metadata and body, has the signature that botocore would give it."""
+    credentials = Credentials("AKID", secret, token)
+    signer = BucketSigner("PUT", "https://my-bucket.s3.eu-west-3.amazonaws.com/", "eu-west-3")
+    headers = {f"x-amz-meta-{name}": value for name, value in metadata.items()}
+
+    target, lines = signer.sign_put(key, headers, body, credentials)
+
+    sent = dict(line.split(": ", 1) for line in lines.decode().splitlines())
+    authorization = sent.pop("Authorization")
+    del sent["Content-Length"]
+    theirs = S3SigV4Auth(credentials, "s3", "eu-west-3")
+    url = f"https://my-bucket.s3.eu-west-3.amazonaws.com{target.path}"
+    request = AWSRequest("PUT", url, sent, body)
+    request.context["timestamp"] = sent["X-Amz-Date"]
+    text = theirs.string_to_sign(request, theirs.canonical_request(request))
+    assert authorization.endswith(f"Signature={theirs.signature(text, request)}")
+    assert unquote(target.path) == f"/{key}"
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,47 @@ async def test_write_after_a_failed_commit_is_committed(scene: Scene, tmp_path: 
     await scene.demand(tmp_path, 0, 1, 2, commits=2)
 
 
+async def test_commit_that_is_slow_to_list_its_journal_finds_it_cleared(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A commit whose journal another replica has committed, and cleared minutes later, before it is
+    listed, returns the other's commit.
+    """
+    session_id, made = await scene.begin(), list[CommitResult]()
+
+    async def overtake() -> None:
+        made.append(await scene.other.commit(session_id))
+        scene.clock.now += 700
+        await scene.sweep()
+
+    scene.store.after("put", ".session", overtake)
+    assert [await scene.late.commit(session_id)] == made
+    entries = ROOT.join(f"sessions/{session_id}/")
+    assert not [each async for each in scene.memory.list(entries)]
+    await scene.demand(tmp_path, 0, 1, commits=1)
+
+
+async def test_write_between_the_seal_and_the_listing_of_a_commit_is_committed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """A write is not lost that was answered after another replica has opened the session again,
+    while a commit had sealed it, and not listed its journal yet.
+    """
+    session_id = await scene.begin()
+
+    async def reopen_and_write() -> None:
+        session = (await scene.other.enter(session_id)).session
+        with pytest.raises(errors.ConflictError, match="for certain"):
+            await SessionCommit(session, failing(errors.ConflictError("for certain")), None).run()
+        await scene.put(scene.other, session_id, 2)
+
+    scene.store.after("put", ".session", reopen_and_write)
+    await scene.late.commit(session_id)
+
+    await scene.other.commit(session_id, policy=Policy.OURS)
+    await scene.demand(tmp_path, 0, 1, 2, commits=2)
+
+
 async def test_second_idempotency_key_is_a_conflict(scene: Scene, tmp_path: Path) -> None:
     """If two idempotency keys commit one session at once, one commits and the other is a conflict.
 

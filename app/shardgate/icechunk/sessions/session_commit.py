@@ -56,6 +56,9 @@ from shardgate.icechunk.sessions.session import OpenedSession
 _YOUNG_S: Final = 3600.0
 """Age up to which chunk files are not looked up: garbage collection that is set up right spares
 them."""
+_SOON_S: Final = 5.0
+"""Time in which no sweep clears the journal, whoever commits. Another request may take over at any
+time until the branch moves: the write id of the attempt is the same."""
 _MAX_NAMED: Final = 10
 _CERTAIN_FAILURES: Final = (
     ClockSkewError,
@@ -85,13 +88,14 @@ class SessionCommit:
 
     async def run(self) -> CommitResult:
         """Commit the session, or go on with its commit, and return the result."""
+        began_s = self.session.clock()
         async with self.session.committing:
             sealed = await self._edit(self._seal)
             if isinstance(sealed.state, Committed):
                 return self._result(sealed.state)
             attempt = sealed.attempt
             try:
-                made = await self._gather_and_commit(attempt)
+                made = await self._gather_and_commit(attempt, began_s)
             except _CERTAIN_FAILURES:
                 left: SessionDocument | None = None
                 with suppress(ShardgateError):  # or another request opens it again
@@ -122,11 +126,14 @@ class SessionCommit:
         state = document.state
         return isinstance(state, Sealed) and self.key in (None, state.key)
 
-    async def _gather_and_commit(self, attempt: int) -> CommitResult:
+    async def _gather_and_commit(self, attempt: int, began_s: float) -> CommitResult:
         session = self.session
         view = await session.view()
         chunks = await gather_chunks(session, view)
-        document = await session.read()  # the journal may have been cleared, or written to, by now
+        document = view.session
+        # The journal may have been cleared, or written to, by now.
+        if not 0 <= session.clock() - began_s < _SOON_S:
+            document = await session.read()
         if isinstance(document.state, Committed):
             return self._result(document.state)
         if document.attempt != attempt or not self._is_sealed(document):

@@ -85,7 +85,8 @@ async def test_swap_is_visible_at_once_and_backed_up(swapping: Swapping) -> None
     The backup's name is in the log and sorts newest first. A plan without a change writes nothing.
     """
     assert "t" not in (await swapping.info()).tags
-    assert await swapping.swaps.update(swapping.opened, lambda _: Planned("done")) == "done"
+    swapped = await swapping.swaps.update(swapping.opened, lambda _: Planned("done"))
+    assert swapped.answer == "done"
     assert [each.ref.key async for each in swapping.store.list(ROOT.prefix)] == ["data/repo"]
     await swapping.changes.create("tag", "t", encode_id(FIRST))
 

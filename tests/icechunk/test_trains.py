@@ -1,6 +1,7 @@
 """`shardgate.icechunk.trains`: commits that wait for one branch share a swap."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from shardgate.errors import (
     StorageUnavailableError,
 )
 from shardgate.icechunk.commit import CommitResult
+from shardgate.icechunk.repo_swap import RefUpdates
 from tests.support.formats.icechunk.peer import read
 from tests.support.icechunk.sessions.replicas import ROOT, Dying, Late, Replica
 from tests.support.icechunk.train_repository import (
@@ -31,6 +33,19 @@ from tests.support.icechunk.train_repository import (
     snapshot_ids,
 )
 from tests.support.read.stores import settle
+
+type CommitUpdates = Callable[..., Coroutine[Any, Any, list[Outcome]]]
+
+
+async def commit_in_two_trains(
+    replica: Replica, parent_id: str, first: Update, *updates: Update
+) -> list[Outcome]:
+    """Commit *first*, and *updates* by the train that follows."""
+    leading = asyncio.create_task(commit(replica, parent_id, first))
+    for _ in range(2):  # the task, and its train
+        await asyncio.sleep(0)
+    following = await commit_all(replica, parent_id, *updates)
+    return [*await asyncio.gather(leading, return_exceptions=True), *following]
 
 
 @pytest.fixture
@@ -154,7 +169,8 @@ async def test_only_the_first_commit_of_a_train_can_amend(repository: TrainRepos
     ]
 
 
-async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path: Path) -> None:
+@pytest.mark.parametrize("commit_updates", [commit_all, commit_in_two_trains])
+async def test_overtaken_train_is_rebased(tmp_path: Path, commit_updates: CommitUpdates) -> None:
     """A train that another replica overtakes at any call is rebased; each commit is made once."""
     nth, is_reached = 0, True
     while is_reached:
@@ -170,15 +186,60 @@ async def test_overtaken_train_is_rebased(repository: TrainRepository, tmp_path:
             made.append(await commit(other, await _tip(other), update))
 
         store.before_call(nth, overtake)
-        snapshot_ids(await commit_all(late, parent_id, *updates))
+        snapshot_ids(await commit_updates(late, parent_id, *updates))
         if is_reached := bool(overtaking):
             repo = await own.library()
             place = [each.message for each in repo.ancestry(branch="main")].index(theirs.key)
-            assert place in (0, 3)
-            line = [*updates, theirs] if place == 0 else [theirs, *updates]
-            await own.expect(*line, repo=repo)
+            assert place in ((0, 3) if commit_updates is commit_all else (0, 2, 3))
+            await own.expect(*updates[: 3 - place], theirs, *updates[3 - place :], repo=repo)
         nth += 1
     assert nth > 12
+
+
+async def test_following_train_does_not_read_repo(repository: TrainRepository) -> None:
+    """A train begins with the version of ``repo`` that the one before has written."""
+    updates = [Update(0, (chunk,)) for chunk in range(3)]
+    replica, calls = await repository.replica(), repository.counting.calls
+    parent_id = await repository.tip()
+    calls.clear()
+    await commit_in_two_trains(replica, parent_id, *updates)
+
+    await repository.expect(*updates)
+    assert (calls["get", "repo"], calls["put", "repo"], calls["put", "overwritten"]) == (1, 2, 2)
+
+
+async def test_conflict_with_a_version_that_was_replaced_is_looked_at_again(
+    repository: TrainRepository,
+) -> None:
+    """A commit that conflicts with the train before is made if the branch was reset since."""
+    store, parent_id = Late(repository.memory), await repository.tip()
+    late, other = await repository.replica(store), await repository.replica()
+    first, second = Update(0, (0,)), Update(0, (0,))
+
+    async def reset() -> None:
+        refs = RefUpdates(other.committer.swaps, other.opened)
+        await refs.reset_branch("main", parent_id, lambda _: None)
+
+    async def arm() -> None:
+        store.after("put", "repo", reset)
+
+    store.after("put", "overwritten/", arm)
+    snapshot_ids(await commit_in_two_trains(late, parent_id, first, second))
+
+    await repository.expect(second)
+
+
+async def test_conflict_with_the_train_before_is_raised(repository: TrainRepository) -> None:
+    """A commit that conflicts with the train before is refused, alone and beside others."""
+    replica, parent_id = await repository.replica(), await repository.tip()
+    first, second, third = Update(0, (0,)), Update(0, (0,)), Update(0, (1,))
+
+    alone = await commit_in_two_trains(replica, parent_id, first, second)
+    beside = await commit_in_two_trains(replica, parent_id, third, second, last := Update(1))
+
+    assert [is_conflict(outcome) for outcome in alone] == [False, True]
+    assert [is_conflict(outcome) for outcome in beside] == [False, True, False]
+    await repository.expect(first, third, last)
 
 
 async def _tip(replica: Replica) -> str:
@@ -233,6 +294,31 @@ async def test_train_of_a_failing_replica_is_atomic(tmp_path: Path, *, is_done: 
             if not isinstance(outcome, Exception):
                 assert outcome == repeated
         await repository.expect(updates[0], updates[2], updates[3])
+        is_dead, nth = dying.left < 0, nth + 1
+    assert nth > 12
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_following_train_of_a_failing_replica_is_made_once(
+    tmp_path: Path, *, is_done: bool
+) -> None:
+    """Commits of two trains whose replica fails at any call are made once when they are repeated by
+    another; those that were acknowledged are among them.
+    """
+    nth, is_dead = 0, True
+    while is_dead:
+        repository = TrainRepository(tmp_path / f"{nth}")
+        parent_id, dying = await repository.tip(), Dying(repository.memory, is_done=is_done)
+        doomed, healthy = await repository.replica(dying), await repository.replica()
+        updates = [Update(0, (0,)), Update(0, (1,)), Update(1, (0,))]
+        dying.left = nth
+        outcomes = await commit_in_two_trains(doomed, parent_id, *updates)
+
+        again = await commit_all(healthy, parent_id, *updates)
+        snapshot_ids(again)
+        for outcome, repeated in zip(outcomes, again, strict=True):
+            assert isinstance(outcome, StorageUnavailableError) or outcome == repeated
+        await repository.expect(*updates)
         is_dead, nth = dying.left < 0, nth + 1
     assert nth > 12
 

@@ -55,7 +55,7 @@ from shardgate.formats.icechunk.transaction_log import TransactionLog, write_tra
 from shardgate.formats.reading import DecodeError, Versioned
 from shardgate.icechunk.chunk_files import new_object_id
 from shardgate.icechunk.repository import NamedRef, OpenedRepository, require_unlocked
-from shardgate.model import ETag, ObjectRef
+from shardgate.model import ByteRange, ETag, ObjectRef
 from shardgate.read.bodies import Demand
 from shardgate.read.containers import Dataset
 from shardgate.read.metadata_cache import ReadCache
@@ -79,13 +79,6 @@ class Planned[T](NamedTuple):
     changes: Sequence[RepoUpdate] = ()
 
 
-class _Prepared[T](NamedTuple):
-    answer: T
-    data: bytes = b""
-    info: RepoInfo | None = None
-    """What *data*, the new file, decodes to; `None` without a change."""
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RepoFile:
     """One version of the file ``repo``, the same for all callers that have read it."""
@@ -96,6 +89,17 @@ class RepoFile:
     """Name of its copy in ``overwritten/``."""
     has_backup: bool = False
     """True once that copy is written."""
+
+
+class Swapped[T](NamedTuple):
+    """Outcome of a plan."""
+
+    answer: T
+    data: bytes = b""
+    info: RepoInfo | None = None
+    """What *data*, the new file, decodes to; `None` without a change."""
+    file: RepoFile | None = None
+    """The new file, once it is written."""
 
 
 class _ClockCheck(NamedTuple):
@@ -128,12 +132,14 @@ class RepoSwaps:
     def now_us(self) -> int:
         return int(self.clock() * 1_000_000)
 
-    async def look_up[T](self, opened: OpenedRepository, look: Callable[[RepoFile], T]) -> T:
-        """Return what *look* finds in the current file, also while a change is made.
+    async def look_up[T](
+        self, opened: OpenedRepository, look: Callable[[RepoFile], T], file: RepoFile | None = None
+    ) -> T:
+        """Return what *look* finds in *file*, or in the current file, also while a change is made.
 
         Raises: its errors, and those of `read`.
         """
-        file = await self.read(opened)
+        file = file or await self.read(opened)
         look_up = partial(look, file)
         return await opened.decode_in_thread(opened.repo, look_up, is_long=file.info.is_long)
 
@@ -179,7 +185,7 @@ class RepoSwaps:
         opened: OpenedRepository,
         plan: Callable[[RepoFile], Planned[T]],
         file: RepoFile | None = None,
-    ) -> T:
+    ) -> Swapped[T]:
         """Make the changes that *plan* decides on for the current file, and return its answer.
 
         *plan* runs in a worker thread, again for each file that another writer has put there in
@@ -190,7 +196,7 @@ class RepoSwaps:
         made.
         """
 
-        async def attempt() -> _Prepared[T] | Conflict:
+        async def attempt() -> Swapped[T] | Conflict:
             nonlocal file
             current = file
             file = None
@@ -200,8 +206,7 @@ class RepoSwaps:
 
         # Callers in this process take turns, in place of losing the race against each other.
         async with self._turns.setdefault(opened.repo, asyncio.Lock()):
-            prepared = await retry_conflicts(attempt, Conflict, opened.repo, backoff=self.backoff)
-        return prepared.answer
+            return await retry_conflicts(attempt, Conflict, opened.repo, backoff=self.backoff)
 
     def _is_newest(self, opened: OpenedRepository, file: RepoFile) -> bool:
         """Return whether no other version is known in this process."""
@@ -210,7 +215,7 @@ class RepoSwaps:
 
     async def _swap[T](
         self, opened: OpenedRepository, plan: Callable[[RepoFile], Planned[T]], file: RepoFile
-    ) -> _Prepared[T] | Conflict:
+    ) -> Swapped[T] | Conflict:
         ref = opened.repo
         limit = opened.repository.limit_nbytes
         payload_nbytes = len(file.info.payload)
@@ -230,23 +235,25 @@ class RepoSwaps:
             return CONFLICT
         # Readers ask the store for the time of the new file; the next change decodes nothing.
         read = RepoRefs(opened.directory, limit).read
-        version = Versioned(Marked(prepared.info), swapped, len(prepared.data))
-        self.reads.put_written(read, version)
-        return prepared
+        nbytes = len(prepared.data)
+        self.reads.put_written(read, Versioned(Marked(prepared.info), swapped, nbytes))
+        found = Found(prepared.data, ByteRange(0, nbytes), nbytes, swapped)
+        written = self._files[ref] = RepoFile(found, prepared.info, self._name_backup())
+        return prepared._replace(file=written)
 
     def _prepare[T](
         self, ref: ObjectRef, limit: int, file: RepoFile, plan: Callable[[RepoFile], Planned[T]]
-    ) -> _Prepared[T]:
+    ) -> Swapped[T]:
         answer, changes = plan(file)
         if not changes:
-            return _Prepared(answer)
+            return Swapped(answer)
         # The status of a repository that is read-only can be set again.
         if not all(isinstance(each, FieldUpdate) and each.is_status for each in changes):
             require_unlocked(file.info, ref)
         info = rewrite_repo(file.info, changes, self.now_us(), file.backup)
         data = seal_repo(info)
         demand_readable(ref, data, limit)
-        return _Prepared(answer, data, info)
+        return Swapped(answer, data, info)
 
     async def write_backup(self, opened: OpenedRepository, file: RepoFile) -> None:
         """Write the copy of *file* in ``overwritten/``, unless that is done, and compare clocks.
@@ -433,7 +440,7 @@ class RefUpdates:
                 raise UnknownRefError(f"there is no snapshot {snapshot_id}")
             return Planned(NamedRef(name, snapshot_id), [RefUpdate(kind, name, object_id)])
 
-        return await self.swaps.update(self.opened, plan)
+        return (await self.swaps.update(self.opened, plan)).answer
 
 
 def _check_name(name: str) -> None:

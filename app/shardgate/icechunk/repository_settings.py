@@ -101,7 +101,7 @@ class Administration:
             return Planned(TaggedDocument.of(document), changes)
 
         await self.swaps.store.verify_conditional_writes(self.opened.directory)
-        replaced = await self.swaps.update(self.opened, plan)
+        replaced = (await self.swaps.update(self.opened, plan)).answer
         note(after=replaced.etag)
         return replaced
 

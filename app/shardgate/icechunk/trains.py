@@ -79,12 +79,21 @@ class Train:
     branch: str
     commits: Sequence[PendingCommit]
     tip: BranchTip | None
-    """Tip to begin with; `None` to read it."""
+    """Tip to begin with; `None` to look it up."""
+    known: RepoFile | None = None
+    """Version of ``repo`` to look it up in, which other writers may have replaced."""
+    is_overtaken: bool = False
+    """True if another writer has moved the branch since."""
+    written: RepoFile | None = None
+    """Version of ``repo`` that has the commits."""
 
     async def run(self) -> None:
         """Make the commits, and pass to each its outcome."""
         opened = self.opened
         try:
+            if self.tip is None and self.known is not None:
+                found = await self.swaps.look_up(opened, self._look(), self.known)
+                self.tip = None if found.outcomes else found.tip
             if self.tip is None:
                 self._settle(await self.swaps.look_up(opened, self._look()))
             if self.tip is not None:
@@ -134,6 +143,12 @@ class Train:
         files = PreparedFiles(self.swaps, self.opened.repository)
         outcomes: _Outcomes = {}
         last = await self._prepare(tip, files, outcomes)
+        if not last.ahead and tip.file is self.known:
+            # They may succeed on the current version; their builders take these files for written.
+            self.known = None
+            await files.write()
+            self._settle(await self.swaps.look_up(self.opened, self._look()))
+            return CONFLICT
         if not last.ahead:
             return None
         await files.write(partial(self.swaps.write_backup, self.opened, tip.file))
@@ -148,13 +163,15 @@ class Train:
             return Planned(None, changes)
 
         try:
-            newer = await self.swaps.update(self.opened, plan, tip.file)
+            swapped = await self.swaps.update(self.opened, plan, tip.file)
         except StorageError:
             await self._reconcile(outcomes)
             raise
-        if newer is not None:
-            self._settle(newer)
+        if swapped.answer is not None:
+            self.is_overtaken = True
+            self._settle(swapped.answer)
             return CONFLICT
+        self.written = swapped.file
         _pass_on(outcomes)
         return None
 
@@ -174,8 +191,9 @@ class Train:
                     continue
                 prepared = await commit.builder.build(tip, files)
             except Exception as error:  # noqa: BLE001  passed to the caller
-                # It may have failed because of a commit before it, which the swap decides about.
-                if tip.ahead:
+                # It may have failed because of a commit before it, or of a version that is not the
+                # current one: the swap decides about both.
+                if tip.ahead or tip.file is self.known:
                     outcomes[commit] = error
                 else:
                     resolve(commit.done, error)
@@ -309,7 +327,7 @@ class Committer:
                 return Planned(made)
             return Planned(CommitResult.of(prepared.change.snapshot), [prepared.change])
 
-        return await self.swaps.update(opened, plan, found.file)
+        return (await self.swaps.update(opened, plan, found.file)).answer
 
     async def _join(self, branch_name: str, commit: PendingCommit) -> CommitResult:
         """Make *commit* with all others that wait for its branch."""
@@ -329,13 +347,17 @@ class Committer:
         clock = asyncio.get_running_loop().time
         arrived_at = -math.inf
         commits: list[PendingCommit] = []
+        known: RepoFile | None = None
         try:
             while True:
                 departed_at = clock()
                 commits = queue.take(32)  # no caller waits long for the files of all others
                 opened = commits[0].builder.opened
                 tip = _newest_tip(commits, arrived_at)
-                await Train(self.swaps, opened, branch[1], commits, tip).run()
+                train = Train(self.swaps, opened, branch[1], commits, tip, known)
+                await train.run()
+                # With other writers about, it is rather outdated.
+                known = None if train.is_overtaken else train.written
                 arrived_at = clock()
                 # A client that commits alone does not wait for others.
                 if len(commits) + len(queue.requests) > 1:

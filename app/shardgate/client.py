@@ -70,10 +70,9 @@ def open_session(
     if token is not None and not _TOKEN.fullmatch(token):
         raise SessionError("token: expected ASCII characters without spaces and line breaks")
     service, _, dataset = url.rstrip("/").rpartition("/")
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     tls = _trusted() if service.startswith("https:") else False
-    client = httpx.Client(
-        base_url=f"{service}/", headers=_headers(token), timeout=_TIMEOUT, verify=tls
-    )
+    client = httpx.Client(base_url=f"{service}/", headers=headers, timeout=_TIMEOUT, verify=tls)
     sessions = f"api/datasets/{dataset}/sessions"
     query = {"path": path} if path else {}
     with ExitStack() as undo:
@@ -177,10 +176,6 @@ class Session:
             self._client.close()
 
 
-def _headers(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
 @cache
 def _trusted() -> ssl.SSLContext:
     """Return the trusted authorities; reading them takes longer than a commit."""
@@ -261,7 +256,7 @@ def _open_store(service: str, dataset: str, token: str | None) -> S3Store:
 
     That takes longer than all else in a session, so the next one uses the same.
     """
-    headers = _headers(token)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     return S3Store(
         dataset,
         endpoint=service,

@@ -122,8 +122,6 @@ class BranchTip(NamedTuple):
 
     file: RepoFile
     snapshot: SnapshotInfo
-    read_at: float
-    """Time of the event loop when the look-up began."""
     ahead: tuple[PreparedCommit, ...] = ()
     """Commits that are not in *file*, oldest first."""
 
@@ -163,7 +161,7 @@ class BranchTip(NamedTuple):
 
 
 def find_commit(
-    request: CommitRequest, file: RepoFile, opened: OpenedRepository, read_at: float
+    request: CommitRequest, file: RepoFile, opened: OpenedRepository
 ) -> CommitResult | BranchTip:
     """Look up the commit that *request* has made before, or else the tip of its branch; without a
     branch the parent.
@@ -182,14 +180,14 @@ def find_commit(
             raise BadBodyError("a commit without a branch has a parent_id, and amends nothing")
         if (parent := info.snapshot(request.parent_id)) is None:
             raise UnknownRefError(f"there is no snapshot {request.parent_id}")
-        return BranchTip(file, parent, read_at)
+        return BranchTip(file, parent)
     if (tip_id := info.branches.get(request.branch)) is None:
         raise UnknownRefError(f"there is no branch {request.branch} in {opened.directory}")
     if (snapshot := info.snapshot(tip_id)) is None:
         raise DamagedError(opened.repo, f"lists {tip_id}, the tip of a branch, not in order of ids")
     if request.amend and snapshot.parent_id is None:
         raise ConflictError(f"{tip_id} is the first commit, which cannot be amended")
-    return BranchTip(file, snapshot, read_at)
+    return BranchTip(file, snapshot)
 
 
 class PreparedFile(NamedTuple):

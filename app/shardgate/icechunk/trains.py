@@ -8,13 +8,11 @@
 """
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple
 
 from shardgate.concurrency import BatchQueue, SingleFlight, resolve, retry_conflicts, run_in_thread
@@ -55,8 +53,8 @@ class PendingCommit:
     """A commit that waits for its train, or is part of one."""
 
     builder: CommitBuilder
-    tip: BranchTip | None
-    """Tip of the branch, read after the request had arrived."""
+    file: RepoFile | None
+    """Version of ``repo``, if one was read a moment ago."""
     done: "asyncio.Future[CommitResult]"
 
 
@@ -78,10 +76,9 @@ class Train:
     opened: OpenedRepository
     branch: str
     commits: Sequence[PendingCommit]
-    tip: BranchTip | None
-    """Tip to begin with; `None` to look it up."""
-    known: RepoFile | None = None
-    """Version of ``repo`` to look it up in, which other writers may have replaced."""
+    known: RepoFile | None
+    """Version of ``repo`` to begin with, which other writers may have replaced."""
+    tip: BranchTip | None = None
     is_overtaken: bool = False
     """True if another writer has moved the branch since."""
     written: RepoFile | None = None
@@ -91,7 +88,7 @@ class Train:
         """Make the commits, and pass to each its outcome."""
         opened = self.opened
         try:
-            if self.tip is None and self.known is not None:
+            if self.known is not None:
                 found = await self.swaps.look_up(opened, self._look(), self.known)
                 self.tip = None if found.outcomes else found.tip
             if self.tip is None:
@@ -113,14 +110,13 @@ class Train:
     def _look(self) -> Callable[[RepoFile], _LookUp]:
         """Return a function that looks up the waiting commits in a version of ``repo``."""
         waiting = self._waiting()
-        read_at = asyncio.get_running_loop().time()
 
         def look(file: RepoFile) -> _LookUp:
             found = _LookUp(None, {})
             for commit in waiting:
                 builder = commit.builder
                 try:
-                    known = find_commit(builder.request, file, builder.opened, read_at)
+                    known = find_commit(builder.request, file, builder.opened)
                 except ShardgateError as error:
                     found.outcomes[commit] = error
                     continue
@@ -250,9 +246,9 @@ class Committer:
         opened: OpenedRepository,
         changes: ChangeSet,
         request: CommitRequest,
-        tip: BranchTip | None = None,
+        file: RepoFile | None = None,
     ) -> CommitResult:
-        """Commit *changes*; start from *tip* if that was found a moment ago.
+        """Commit *changes*; start from *file*, a version of ``repo``, if it was read a moment ago.
 
         Raises: `CommitConflictError`, `BadBodyError`, `ConflictError`, `LockedError`,
         `UnknownRefError`, `ClockSkewError`, `DamagedError`, `BusyError`, `UnwritableError`,
@@ -262,10 +258,10 @@ class Committer:
         builder = CommitBuilder(opened, changes, request, self.swaps, self._budget)
         try:
             if request.branch is None:
-                committed = await self._detach(builder, tip)
+                committed = await self._detach(builder, file)
             else:
                 future = asyncio.get_running_loop().create_future()
-                committed = await self._join(request.branch, PendingCommit(builder, tip, future))
+                committed = await self._join(request.branch, PendingCommit(builder, file, future))
         except Exception as error:
             is_conflict = isinstance(error, CommitConflictError)
             self._on_commit("conflict" if is_conflict else "failed")
@@ -283,10 +279,7 @@ class Committer:
         Raises: `BadBodyError` and `NotAllowedError` for references that cannot be followed,
         `UnknownRefError`, and the errors of `commit`.
         """
-        read_at = asyncio.get_running_loop().time()
-        found = await self.swaps.look_up(
-            opened, lambda file: find_commit(request, file, opened, read_at)
-        )
+        found = await self.swaps.look_up(opened, lambda file: find_commit(request, file, opened))
         if isinstance(found, CommitResult):
             return found
         info = found.info
@@ -301,19 +294,16 @@ class Committer:
         is_long = parent.nbytes > SHORT_NBYTES or nbytes_of(edits) > SHORT_NBYTES
         changes = await run_in_thread(edit, parent, edits, new_id, is_long=is_long)
         await _check_references(self.swaps.store, opened, info, changes)
-        return await self.commit(opened, changes, replace(request, parent_id=parent_id), found)
+        return await self.commit(opened, changes, replace(request, parent_id=parent_id), found.file)
 
-    async def _detach(self, builder: CommitBuilder, tip: BranchTip | None) -> CommitResult:
+    async def _detach(self, builder: CommitBuilder, known: RepoFile | None) -> CommitResult:
         """Make a detached snapshot, which needs no train: no other commit comes on top of it."""
         opened = builder.opened
-        read_at = asyncio.get_running_loop().time()
 
         def look(file: RepoFile) -> CommitResult | BranchTip:
-            return find_commit(builder.request, file, opened, read_at)
+            return find_commit(builder.request, file, opened)
 
-        found: CommitResult | BranchTip | None = tip
-        if found is None:
-            found = await self.swaps.look_up(opened, look)
+        found = await self.swaps.look_up(opened, look, known)
         if isinstance(found, CommitResult):
             return found
         await self.swaps.store.verify_conditional_writes(opened.directory)
@@ -345,39 +335,28 @@ class Committer:
 
     async def _run(self, branch: _Branch, queue: BatchQueue[PendingCommit]) -> None:
         clock = asyncio.get_running_loop().time
-        arrived_at = -math.inf
         commits: list[PendingCommit] = []
-        known: RepoFile | None = None
         try:
+            known = queue.requests[0].file
             while True:
                 departed_at = clock()
                 commits = queue.take(32)  # no caller waits long for the files of all others
                 opened = commits[0].builder.opened
-                tip = _newest_tip(commits, arrived_at)
-                train = Train(self.swaps, opened, branch[1], commits, tip, known)
+                train = Train(self.swaps, opened, branch[1], commits, known)
                 await train.run()
                 # With other writers about, it is rather outdated.
                 known = None if train.is_overtaken else train.written
-                arrived_at = clock()
+                lasted_s = clock() - departed_at
                 # A client that commits alone does not wait for others.
                 if len(commits) + len(queue.requests) > 1:
                     # Callers of the last train come back now, and can share the next one.
-                    await queue.fill(min(0.25, arrived_at - departed_at))
+                    await queue.fill(min(0.25, lasted_s))
                 if not queue.requests:
                     return
         finally:
             del self._queues[branch]
             for commit in [*commits, *queue.requests]:
                 commit.done.cancel()
-
-
-def _newest_tip(commits: Sequence[PendingCommit], arrived_at: float) -> BranchTip | None:
-    """Return a tip read after all *commits* had been requested, and after the last train."""
-    tips = [commit.tip for commit in commits if commit.tip is not None]
-    newest = max(tips, key=attrgetter("read_at"), default=None)
-    if newest is None or len(tips) < len(commits) or newest.read_at < arrived_at:
-        return None
-    return newest
 
 
 async def _check_references(

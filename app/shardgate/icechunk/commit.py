@@ -392,15 +392,18 @@ class CommitBuilder:
         opened = self.opened
         request = self.request
         tip_id = tip.snapshot_id
-        chain = await opened.decode_in_thread(
-            opened.repo, lambda: tip.commits_since(request.parent_id)
-        )
+        list_commits = partial(tip.commits_since, request.parent_id)
+        is_long = tip.info.is_long
+        chain = await opened.decode_in_thread(opened.repo, list_commits, is_long=is_long)
         if chain is None:
             self._refuse(tip_id, "parent_not_in_history")
         logs = await self._read_logs(chain, tip)
         parent = await self._read_snapshot(request.parent_id)
+        nbytes = parent.nbytes + base.nbytes + changes.nbytes + sum(log.nbytes for log in logs)
         rebased = await opened.decode_in_thread(
-            opened.repo, lambda: rebase(changes, parent, logs, base, request.policy)
+            opened.repo,
+            lambda: rebase(changes, parent, logs, base, request.policy),
+            is_long=nbytes > SHORT_NBYTES,
         )
         if isinstance(rebased, ChangeSet):
             return rebased

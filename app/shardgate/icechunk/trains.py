@@ -346,11 +346,12 @@ class Committer:
                 await train.run()
                 # With other writers about, it is rather outdated.
                 known = None if train.is_overtaken else train.written
-                lasted_s = clock() - departed_at
                 # A client that commits alone does not wait for others.
-                if len(commits) + len(queue.requests) > 1:
-                    # Callers of the last train come back now, and can share the next one.
-                    await queue.fill(min(0.25, lasted_s))
+                is_shared = len(commits) + len(queue.requests) > 1
+                # Callers of the last train come back now, and can share the next one; those with
+                # sessions, for which no file was read, take many requests before that.
+                if is_shared and any(commit.file is not None for commit in commits):
+                    await queue.fill(min(0.25, clock() - departed_at))
                 if not queue.requests:
                     return
         finally:

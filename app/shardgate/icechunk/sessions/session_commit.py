@@ -6,7 +6,6 @@ which the second finds the commit of the first. An attempt that certainly failed
 again, and the next attempt has another write id.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from shardgate.concurrency import bounded_gather
+from shardgate.concurrency import bounded_gather, is_many, run_in_thread
 from shardgate.errors import (
     BusyError,
     ClockSkewError,
@@ -201,7 +200,8 @@ async def _gather_array(
     await bounded_gather(read, inside, limit=32)
     await _check_files(session, node, payloads, listed)
     await bounded_gather(join, list(fragmented))
-    return await asyncio.to_thread(_sorted_changes, payloads, len(chunks.grid))
+    is_long = is_many(len(payloads))
+    return await run_in_thread(_sorted_changes, payloads, len(chunks.grid), is_long=is_long)
 
 
 async def _check_files(

@@ -186,7 +186,7 @@ class RepoSwaps:
         plan: Callable[[RepoFile], Planned[T]],
         file: RepoFile | None = None,
     ) -> Swapped[T]:
-        """Make the changes that *plan* decides on for the current file, and return its answer.
+        """Make the changes that *plan* decides on for the current file, and return the outcome.
 
         *plan* runs in a worker thread, again for each file that another writer has put there in
         between; first for *file*, if that was read a moment ago. Its exceptions are passed on.

@@ -1,6 +1,7 @@
 """Trains of commits: those that wait for one branch are made together, by one swap of ``repo``.
 
 1. All commits that arrive during a train are the next one. A train of one is the ordinary case.
+   It begins with the version of ``repo`` that the train before has written.
 2. Each is prepared on top of the one before it; one that fails does not hold up the others.
 3. Their files are written together; nothing of them is visible yet.
 4. One swap of ``repo`` adds all snapshots and moves the branch. If another writer has moved the
@@ -344,7 +345,7 @@ class Committer:
                 opened = commits[0].builder.opened
                 train = Train(self.swaps, opened, branch[1], commits, known)
                 await train.run()
-                # With other writers about, it is rather outdated.
+                # Where others write to the branch as well, it is probably outdated.
                 known = None if train.is_overtaken else train.written
                 # A client that commits alone does not wait for others.
                 is_shared = len(commits) + len(queue.requests) > 1

@@ -18,6 +18,7 @@ import pytest
 import zarr
 
 from tests.support.clients.filling import CLIENTS
+from tests.support.clients.icechunk.repositories import put as put_files
 from tests.support.committing import Client, put_array, put_group
 from tests.support.deferred import Deferred
 from tests.support.faults.sites import asked, client_of, configured, put
@@ -74,6 +75,20 @@ def test_library_reads_what_zarr_python_writes_in_a_session(pair: Replicas, clie
     branch = CLIENTS[client](pair.urls[1], "@branch.main")
     read = zarr.open_group(branch, mode="r")
     np.testing.assert_array_equal(read["g/a"][...], expected)
+
+
+def test_node_among_chunks_hides_none_of_them_in_a_session(pair: Replicas) -> None:
+    """A node that the library commits among the chunks of an array hides none in a session."""
+    session = pair.repo.writable_session("main")
+    group = zarr.open_group(session.store)
+    options: Any = {"shape": (2, 2), "chunks": (1, 2), "dtype": "u1", "compressors": None}
+    group.create_array("a", **options)[...] = [[1, 2], [3, 4]]
+    put_files(session.store, {"a/c/0/zarr.json": b'{"zarr_format": 3, "node_type": "group"}'})
+    session.commit("a group in an array")
+
+    read = zarr.open_array(pair.store(pair.begin()), path="a", mode="r")
+
+    assert np.asarray(read[...]).tolist() == [[1, 2], [3, 4]]
 
 
 def test_concurrent_writes_to_a_shard_of_a_session_are_kept(pair: Replicas) -> None:

@@ -229,25 +229,27 @@ class SessionView:
         """Return the chunk that *key* may name; `None` without such an array or outside of it."""
         if (known := self._last.get(key)) is not None:
             return known
-        node, rest = self.around(key)
-        if node is None or node.chunks is None:
-            return None
-        coords = node.chunks.keys.parse(rest)
-        if coords is None or not node.chunks.has(coords):
-            return None
-        self._last.clear()
-        found = self._last[key] = ChunkAddress(node, coords)
-        return found
+        # The library can leave nodes in an array, and still reads all chunks of that.
+        for node, rest in self._above(key):
+            coords = None if node.chunks is None else node.chunks.keys.parse(rest)
+            if node.chunks is not None and coords is not None and node.chunks.has(coords):
+                self._last.clear()
+                found = self._last[key] = ChunkAddress(node, coords)
+                return found
+        return None
 
     def around(self, key: str) -> tuple[ViewedNode | None, str]:
         """Return the nearest node above *key*, and the rest of *key*."""
+        return next(self._above(key), (None, key))
+
+    def _above(self, key: str) -> Iterator[tuple[ViewedNode, str]]:
+        """Iterate over the nodes above *key*, the nearest first, with the rest of *key* below."""
         for path in _paths_above(key):
             node = self._known.get(path)
             if node is None and (path in self.session.nodes or f"/{path}" in self.parent.nodes):
                 node = self.node(path)
             if node is not None:
-                return node, key.removeprefix(path).removeprefix("/")
-        return None, key
+                yield node, key.removeprefix(path).removeprefix("/")
 
     def _find(self, path: str) -> ViewedNode | None:
         stored = self.parent.nodes.get(f"/{path}")

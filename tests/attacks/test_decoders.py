@@ -194,6 +194,7 @@ DECODERS: Final = {
 WITHIN: Final = {
     *("chunk_tables.read_columns", "config.read_yaml_config"),
     *("s3_dialect.parse_xml", "sigv4.parse_claim", "preview_worker.decode"),
+    *("index.decode_manifest", "index.decode_minishard", "index.decode_shard_index"),
 }
 """Decoders that are tested through others, since they take more than bytes, or as `FILES`."""
 

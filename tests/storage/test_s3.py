@@ -327,6 +327,8 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
         return get_current_datetime() + timedelta(seconds=seconds)
 
     monkeypatch.setattr("botocore.auth.get_current_datetime", now)
+    clocked = SimpleNamespace(now=lambda _: now())
+    monkeypatch.setattr("shardgate.storage.s3_signing.datetime", clocked)
     clock = SimpleNamespace(time=lambda: time.time() + seconds)
     monkeypatch.setattr("shardgate.storage.http_headers.time", clock)
 

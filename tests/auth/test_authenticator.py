@@ -48,6 +48,20 @@ async def test_token_is_asked_of_each_issuer_once() -> None:
     assert bearers.cached(b"Bearer token") is None
 
 
+async def test_token_that_ends_while_it_is_identified_is_not_cached() -> None:
+    """What was found before the end of a token is not kept after it."""
+
+    async def identify(token: str) -> Identity | None:
+        bearers.forget()
+        return Identity(configured_caller("ann"), inf)
+
+    bearers = BearerTokens({}, [identify])
+
+    await bearers.identify(b"Bearer ended")
+
+    assert bearers.cached(b"Bearer ended") is None
+
+
 async def test_token_is_accepted_in_a_header_or_a_path() -> None:
     """A token is accepted in a header and in a path; a header that is too long is not cached."""
     bearers = configured()

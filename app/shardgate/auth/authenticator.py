@@ -94,21 +94,22 @@ class BearerTokens:
 
     def forget(self) -> None:
         """Identify each token anew."""
-        self._cached.clear()
+        self._cached = {}
 
     async def identify(self, sent: SentToken) -> Caller:
         """Return the caller. Raises: `UnauthenticatedError`, `IssuerUnavailableError`."""
         if (cached := self.cached(sent)) is not None:
             return cached.caller
+        kept = self._cached  # `forget` replaces it: a token may end while others are asked
         token = unquote_to_bytes(sent) if isinstance(sent, str) else sent[len(_BEARER) :].strip()
         known = self._configured(token) or await self._ask_others(token)
         if known is None:
             raise UnauthenticatedError("the token is not known to this service")
         # Percent-encoding spells one token in many ways, the longest of which are not kept.
         if len(sent) <= 4 * 1024:
-            if len(self._cached) >= _CACHED:
-                del self._cached[next(iter(self._cached))]  # the oldest
-            self._cached[sent] = known
+            if len(kept) >= _CACHED:
+                del kept[next(iter(kept))]  # the oldest
+            kept[sent] = known
         return known.caller
 
     def _configured(self, token: bytes) -> Identity | None:

@@ -85,7 +85,7 @@ def open_session(
         api = f"{sessions}/{session_id}"
         undo.callback(_discard, client, api, query)
         prefix = "/".join([*filter(None, path.split("/")), f"@session.{session_id}/"])
-        store = _SessionStore(_open_store(service, dataset, token), prefix=prefix)
+        store = _PrefixedStore(_open_store(service, dataset, token), prefix=prefix)
         session = Session(client, api, query, begun, store)
         undo.pop_all()  # all that is the session's from here on
     return session
@@ -182,15 +182,18 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class _SessionStore(ObjectStore[S3Store]):
-    """The keys of *store* below *prefix*, which ends in a slash: those of a session."""
+class _PrefixedStore(ObjectStore[S3Store]):
+    """The keys of *store* below *prefix*, which ends in a slash: those of a session.
+
+    A store of obstore with a prefix of its own would read the trusted authorities anew.
+    """
 
     def __init__(self, store: S3Store, *, prefix: str, read_only: bool = False) -> None:
         super().__init__(store, read_only=read_only)
         self._prefix = prefix
 
     def __eq__(self, other: object) -> bool:
-        is_same = isinstance(other, _SessionStore) and self._prefix == other._prefix
+        is_same = isinstance(other, _PrefixedStore) and self._prefix == other._prefix
         return is_same and super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of all stores of zarr-python

@@ -3,6 +3,7 @@
 import ast
 import gzip
 import json
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -43,6 +44,11 @@ from shardgate.formats.icechunk.snapshot import (
 from shardgate.formats.icechunk.transaction_log import TransactionLogDecoder
 from shardgate.formats.kerchunk.json_set import decode_json_set
 from shardgate.formats.kerchunk.parquet_set import decode_catalog, decode_table
+from shardgate.formats.neuroglancer_precomputed.index import (
+    decode_manifest,
+    decode_minishard,
+    decode_shard_index,
+)
 from shardgate.formats.reading import DecodeError
 from shardgate.formats.zarr.metadata import parse_sent
 from shardgate.formats.zip.directory import EndRecord, decode_directory, decode_tail, parse_end
@@ -64,6 +70,7 @@ from shardgate.storage.refusals import parse_document
 from tests.support import repositories
 from tests.support.attacks.mutating import Change, at_random, changes
 from tests.support.formats.kerchunk import thrift
+from tests.support.formats.neuroglancer_precomputed.shards import encode_minishard
 from tests.support.formats.zarr.building import array_metadata, sharding
 from tests.support.formats.zip.archives import Entry, archive
 from tests.support.payloads import references
@@ -119,6 +126,8 @@ PART: Final = b"<Part><PartNumber>1</PartNumber><ETag>%b</ETag></Part>" % (b"0" 
 PARTS: Final = b"<CompleteMultipartUpload>%b</CompleteMultipartUpload>" % PART
 ARRAY: Final = text(array_metadata([8, 8], [4, 4], [sharding([2, 2])]))
 GZIPPED: Final = gzip.compress(b"bytes" * 100, mtime=0)
+MESH_MANIFEST: Final = bytes(24) + struct.pack("<I16xI12xI", 1, 1, 5)
+"""Of one level of detail with one fragment of 5 bytes."""
 CONFIG: Final = flexbuffers.Dumps(
     {"inline_chunk_threshold_bytes": 5, "compression": {"level": 3}, "manifest": None}
 )
@@ -179,6 +188,9 @@ DECODERS: Final = {
         Decoder(decode_json_set, [text(REFERENCES)], DAMAGED, (MOST,)),
         Decoder(decode_catalog, [text(CATALOG)], DAMAGED, (MOST,)),
         Decoder(decode_table, [thrift.assemble(*thrift.table())], DAMAGED, (2, MOST)),
+        Decoder(decode_shard_index, [bytes(32)], DAMAGED, (32, 0, None)),
+        Decoder(decode_minishard, [encode_minishard([(7, 0, 5)])], DAMAGED, ("raw", MOST)),
+        Decoder(decode_manifest, [MESH_MANIFEST], DAMAGED, ("raw", MOST)),
         Decoder(parse_end, [ARCHIVE], DAMAGED),
         Decoder(decode_tail, [ARCHIVE], DAMAGED, (MOST,)),
         Decoder(decode_directory, [RECORD], DAMAGED, (END,)),
@@ -194,7 +206,6 @@ DECODERS: Final = {
 WITHIN: Final = {
     *("chunk_tables.read_columns", "config.read_yaml_config"),
     *("s3_dialect.parse_xml", "sigv4.parse_claim", "preview_worker.decode"),
-    *("index.decode_manifest", "index.decode_minishard", "index.decode_shard_index"),
 }
 """Decoders that are tested through others, since they take more than bytes, or as `FILES`."""
 

@@ -14,7 +14,7 @@ from .servers import DATASET
 _CHUNKS: Final = tuple(f"/{DATASET}/morton/c/0/0/{at}" for at in (0, 1, 0, 0))
 _TRACES: Final = (
     (0, "first chunk of an array", 0, None, None),
-    (0, "another chunk, index in the cache", 1, 125, 28),
+    (0, "another chunk, index in the cache", 1, 125, 25),
     (64 << 20, "a chunk in the cache", 3, 23, 12),
 )
 """Bytes of the chunk cache, label, number of the request, and most calls and files."""

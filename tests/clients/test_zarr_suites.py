@@ -162,7 +162,7 @@ class TestOverObstore(StoreTests[Any, cpu.Buffer]):
 class TestBelowAPrefix(TestOverObstore):
     """Tests that zarr-python has for every store, on that of a session, which adds a prefix."""
 
-    store_cls: Any = client._SessionStore  # noqa: SLF001 - as it is pickled and made again
+    store_cls: Any = client._PrefixedStore  # noqa: SLF001 - as it is pickled and made again
 
     @pytest.fixture
     def store_kwargs(self, url: str, prefix: str) -> dict[str, Any]:

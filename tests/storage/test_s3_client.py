@@ -17,7 +17,7 @@ from shardgate.errors import StorageUnavailableError
 from shardgate.model import ObjectRef
 from shardgate.settings import StoreSettings
 from shardgate.storage.refusals import Refusal
-from shardgate.storage.s3_client import S3Client, _shared_loader
+from shardgate.storage.s3_client import S3Client, shared_loader
 from tests.support.storage.listening import Handler, Listener
 
 MIB: Final = 1024**2
@@ -123,9 +123,9 @@ async def test_first_request_reads_no_description_of_s3(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new client has botocore's descriptions of S3; its first request reads no file of them."""
-    _shared_loader.cache_clear()
+    shared_loader.cache_clear()
     async with aclosing(S3Client(StoreSettings(endpoint_url=heard.url, anonymous=True))) as s3:
-        monkeypatch.setattr(_shared_loader(), "file_loader", None)
+        monkeypatch.setattr(shared_loader(), "file_loader", None)
 
         await s3.send(REF, "put_object", Body=b"body")
 

@@ -1,10 +1,14 @@
 """The pages of the service in a browser, and a page that tries DNS rebinding."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from html import unescape
+from http import HTTPStatus
 from pathlib import Path
+from time import sleep
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import numpy as np
@@ -42,7 +46,19 @@ def url(demo_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     datasets |= datasets_of(demo_paths)
     datasets["away"] = DatasetSettings(url=f"file:///{'nothing-at-all-' * 6}")
     with serving(Settings(datasets=datasets)) as served:
+        draw_pictures(served)
         yield served
+
+
+def draw_pictures(url: str) -> None:
+    """Have all pictures of the pages drawn: until then one may be 503, which a browser logs."""
+    with httpx.Client(timeout=60, headers={"accept": "text/html"}) as client:
+        for page in PAGES.values():
+            text = client.get(url + page).text
+            for address in re.findall(r'src="([^"]*/preview\.png[^"]*)"', text):
+                picture = urljoin(url + page, unescape(address))
+                while client.get(picture).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+                    sleep(0.1)
 
 
 @contextmanager
@@ -51,15 +67,7 @@ def opened(browser: Browser, url: str = "about:blank", **options: object) -> Gen
     faults: list[str] = []
     with browser.new_context(**options) as context:  # type: ignore[arg-type]  # playwright's names
         page = context.new_page()
-        # A picture that has to wait is 503 on a busy machine, and is asked for again.
-        page.on(
-            "console",
-            lambda said: (
-                faults.append(said.text)
-                if said.type == "error" and "503" not in said.text
-                else None
-            ),
-        )
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(url)
         yield page

@@ -20,7 +20,7 @@ from shardgate.model import VirtualKey
 from shardgate.read.bodies import Entity, Opened, Selection
 from shardgate.read.listing import Page
 from shardgate.read.resolver import CachedEntity, Resolver
-from shardgate.server.conditions import Conditions, Negotiation, choose, etag_of_selected, whole_of
+from shardgate.server.conditions import Conditions, Negotiation, choose, etag_of_selected
 from shardgate.server.request import Headers, Request, Response, encode_headers, quote_segment
 from shardgate.server.responses import NO_STORE, Cors, Responder, page_headers
 
@@ -65,12 +65,7 @@ class ReadPlane:
         if found is None or (entity := found.entity) is None:
             return None
         conditions = Conditions.parse("GET", request.headers)
-        selection: Selection | None
-        if conditions.is_unconditional and not entity.coding:
-            # What `choose` would return, by fewer calls: nearly all chunks come this way.
-            selection = whole_of(entity.length)
-        else:
-            selection = choose(conditions, partial(_negotiate, request), entity)
+        selection = choose(conditions, partial(_negotiate, request), entity)
         body = None if selection is None else self._resolver.cached_body(entity, selection.reads)
         if selection is None or body is None:
             return None

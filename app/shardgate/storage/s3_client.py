@@ -74,7 +74,7 @@ DIGEST: Final = "shardgate_sha256"
 PAYER: Final = ("x-amz-request-payer", "requester")
 """Header, or parameter of a presigned URL, by which the caller agrees to pay."""
 
-_shared_loader: Final = cache(create_loader)
+shared_loader: Final = cache(create_loader)
 """Shares botocore's descriptions of S3 among stores; loading them takes 0.1 s, at the start."""
 
 type S3Answer = dict[str, Any]
@@ -107,7 +107,7 @@ def _configured_endpoint(session: Any) -> Any:
 
 @cache
 def _aws_regions() -> frozenset[str]:
-    partitions = _shared_loader().load_data("partitions")["partitions"]
+    partitions = shared_loader().load_data("partitions")["partitions"]
     names = (name for partition in partitions for name in partition["regions"])
     return frozenset(name for name in names if "global" not in name)  # ``aws-global`` is no region
 
@@ -134,7 +134,7 @@ class S3Client:
         self._timeouts = {"read": timeout_s, "write": max(timeout_s, deadline_s)}
         self.policy = RetryPolicy(2 * deadline_s)
         self._session = _open_session()
-        self._session.register_component("data_loader", _shared_loader())
+        self._session.register_component("data_loader", shared_loader())
         self._session.warm_up_loader_caches("s3")  # else the first request waits for it
         key_id = settings.access_key_id
         secret = settings.secret_access_key

@@ -19,7 +19,8 @@ NO_COLLECTIONS: Final = "no arrays or other collections in the containers found"
 
 def show(*drawn: RenderableType) -> None:
     """Print tables; piped output is not wrapped, since a program or a pager reads it."""
-    Console(width=None if sys.stdout.isatty() else 500).print(Group(*drawn))
+    width = None if sys.stdout.isatty() else 500  # columns, wider than any table
+    Console(width=width).print(Group(*drawn))
 
 
 def make_progress(text: str) -> Progress:

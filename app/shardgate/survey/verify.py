@@ -291,7 +291,7 @@ class _ShardCheck:
             await self._check_chunks(store, survey, table)
 
     async def _check_chunks(self, store: ObjectReader, survey: Survey, table: EntryTable) -> None:
-        for planned in batched(table, 4096):
+        for planned in batched(table, 4096):  # entries, of which a plan keeps all in memory
             waiting = deque(planned)
             places = [entry.place for entry in planned]
             for span in coalesce(places, max_gap_nbytes=64 * 1024, max_span_nbytes=8 * 1024**2):

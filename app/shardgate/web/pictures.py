@@ -16,7 +16,7 @@ from shardgate.model import ETag
 from shardgate.server.address import address_of
 from shardgate.server.conditions import Conditions
 from shardgate.server.request import check_key
-from shardgate.web.chunk_grids import ChunkGrids, draw_grid
+from shardgate.web.chunk_grids import ChunkGrids, ChunkGridView, draw_grid
 from shardgate.web.histograms import draw_histogram
 from shardgate.web.looks import read_indices
 from shardgate.web.previews import PENDING, PLACEHOLDER, Preview, Previews
@@ -93,12 +93,7 @@ def build_pictures(
 
         After a second it is sent as far as it is known: then `X-Shardgate-Grid` is `partial`.
         """
-        grid = await grids.get(*query)
-        headers = _headers_of(query.dataset)
-        if not grid.is_complete:
-            headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
-        body = await run_in_thread(draw_grid, grid)
-        return Response(body, media_type=_SVG_TYPE, headers=headers)
+        return await _respond_grid(query.dataset, await grids.get(*query))
 
     @router.get(
         "/viewer", status_code=HTTPStatus.TEMPORARY_REDIRECT, response_class=RedirectResponse
@@ -117,6 +112,14 @@ def _headers_of(dataset: ServedDataset) -> dict[str, str]:
     if not dataset.is_public:
         headers["vary"] = "Authorization, Cookie"
     return headers
+
+
+async def _respond_grid(dataset: ServedDataset, grid: ChunkGridView) -> Response:
+    headers = _headers_of(dataset)
+    if not grid.is_complete:
+        headers |= {"x-shardgate-grid": "partial", "cache-control": "no-store"}
+    body = await run_in_thread(draw_grid, grid)
+    return Response(body, media_type=_SVG_TYPE, headers=headers)
 
 
 def _respond(
